@@ -21,7 +21,7 @@ import onnxruntime
 
 import ortplugin
 import timing
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 RUNS = 10
 PROFILED_RUNS = 4

@@ -18,7 +18,7 @@ import numpy as np
 from onnx import helper
 
 import timing
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 
 STEPS = 11  # each on tensors of its own

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .errors import UsageError
-from .graph.domains import DOMAIN
+from .graph import DOMAIN
 from .ops.conv_grad.gradient import NAME as CONV_GRAD
 from .ops.pointwise import NAME as POINTWISE
 from .program import FLOATING

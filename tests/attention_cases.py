@@ -12,7 +12,7 @@ import numpy as np
 from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Shape, compare, model_with, named
 from onnx import helper
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops.attention import OPERATOR, attributes_of, operands, scores_of
 from ortplugin.ops.attention.layout import Sizes, parse, shape_of
 from ortplugin.ops.attention.reference import laid_out, scores, softmax

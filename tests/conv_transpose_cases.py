@@ -8,7 +8,7 @@ import numpy as np
 from node_cases import UNIT_ROUNDOFF, ProductCase, Shape, compare, named, normal_inputs, output_name, typed
 from onnx import helper
 
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR, attributes_of
 from ortplugin.ops.conv_transpose.reference import transposed_convolution
 from ortplugin.ops.pointwise_reference import values

@@ -11,7 +11,7 @@ import numpy as np
 from node_cases import UNIT_ROUNDOFF, compare, model_with, named
 from onnx import helper
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops.lstm import DIRECTIONS, DTYPES, reference
 from ortplugin.program import NUMPY_DTYPES
 

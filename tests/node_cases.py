@@ -13,7 +13,7 @@ from onnx_models import all_attributes, built, computed
 
 from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import Operator, TensorType, find
 from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, parse
 

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortplugin.graph.convert import import_model
+from ortplugin.graph import import_model
 from ortplugin.model.annotate import annotate
 
 parametrize = pytest.mark.parametrize

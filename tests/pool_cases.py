@@ -13,7 +13,7 @@ import numpy as np
 from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Shape, compare, model_with, named, same_kind
 from onnx import helper
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 from ortplugin.program import DTYPE_NAMES, FLOATING, NUMPY_DTYPES
 

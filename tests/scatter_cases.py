@@ -14,7 +14,7 @@ import numpy as np
 from node_cases import OPSET, UNIT_ROUNDOFF, Shape, bits, model_with, named, same_kind
 from onnx import TensorProto, helper
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 from ortplugin.ops.scatter import attributes_of, reference
 

@@ -20,7 +20,8 @@ import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from ..errors import UsageError, near_names, one_line
-from ..graph.messages import walk_graphs, without_initializers
+from ..graph import walk_graphs
+from ..graph.messages import without_initializers
 from ..model.checks import HEAVY, byte_count, skeleton
 from ..model.inline import inlined
 from ..model.input_shapes import Shapes

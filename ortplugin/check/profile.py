@@ -16,7 +16,8 @@ from typing import Any
 import onnx
 from onnx import ModelProto, NodeProto
 
-from ..graph.messages import bodies, walk_graphs, walk_nodes
+from ..graph import walk_graphs, walk_nodes
+from ..graph.messages import bodies
 from ..report import NodeTime, Timeline, node_label
 from ..session import CPU, onnxruntime
 from ..standard import standard_on_cpu

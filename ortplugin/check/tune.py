@@ -30,9 +30,8 @@ import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from ..errors import ModelError
-from ..graph.domains import DOMAIN
+from ..graph import DOMAIN, TensorType
 from ..graph.messages import standard_opset
-from ..graph.shapes import TensorType
 from ..ops import Operator, find
 from ..report import TunedNode
 from ..session import CUDA, onnxruntime, run, run_on_host

@@ -17,8 +17,8 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from ..errors import VerificationError
-from ..graph.domains import DOMAIN
-from ..graph.messages import walk_graphs, walk_nodes, walk_tensors
+from ..graph import DOMAIN, walk_graphs, walk_nodes
+from ..graph.messages import walk_tensors
 from ..model.input_shapes import Shapes
 from ..model.storage import save_model
 from ..report import Profile, ProviderVerification, Timing

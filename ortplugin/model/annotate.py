@@ -13,13 +13,13 @@ import onnx_graphsurgeon as gs
 from onnx import AttributeProto, helper
 
 from ..errors import ModelError
+from ..graph import Dim, Shape, TensorType, attached
 from ..graph.certainty import DECLARED, GENERATED, INFERRED, PROVED, Certainty, is_generated
-from ..graph.convert import all_graphs, attached, node_proto, opset_of, type_of, value_info
+from ..graph.convert import all_graphs, node_proto, opset_of, type_of, value_info
 from ..graph.domains import DEFAULT_DOMAINS
 from ..graph.dtypes import infer_dtypes
 from ..graph.inference import infer_shapes
 from ..graph.ort_shapes import hide, is_hidden, mark_misfits, told
-from ..graph.shapes import Dim, Shape, TensorType
 from ..ops import find
 
 SMALL_BYTES = 4096  # up to this size a constant's values take part: shapes, axes, indices

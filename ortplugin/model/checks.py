@@ -14,7 +14,8 @@ import onnx.defs
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from ..errors import ModelError, one_line
-from ..graph.messages import walk_graphs, walk_nodes, walk_tensors, without_initializers
+from ..graph import walk_graphs, walk_nodes
+from ..graph.messages import walk_tensors, without_initializers
 
 # Bits per element in raw_data, by ONNX dtype. Strings have no fixed size and are never raw.
 BITS: dict[int, int] = {

@@ -18,8 +18,7 @@ import onnx.inliner
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from ..errors import ModelError, one_line
-from ..graph.domains import DOMAIN
-from ..graph.messages import walk_nodes
+from ..graph import DOMAIN, walk_nodes
 from ..passes.base import NearMiss
 from .checks import check_structure, skeleton
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from onnx import ModelProto, ValueInfoProto
 
 from ..errors import UsageError, near_names, one_line
+from ..graph import walk_graphs
 from ..graph.inference import infer_shapes as bounded_inference
-from ..graph.messages import walk_graphs
 from .checks import MAX_ELEMENTS, skeleton
 
 Shapes = Mapping[str, Sequence[int]]

@@ -31,7 +31,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto
 
 from ..errors import ModelError, StorageError, UsageError
-from ..graph.messages import copy_fields, walk_graphs, walk_tensors
+from ..graph import walk_graphs
+from ..graph.messages import copy_fields, walk_tensors
 from .checks import HEAVY, byte_count, check_structure, check_tensors
 from .normalise import normalise
 

@@ -29,7 +29,8 @@ import onnx.version_converter
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from ..errors import ModelError, one_line
-from ..graph.messages import standard_opset, walk_graphs
+from ..graph import walk_graphs
+from ..graph.messages import standard_opset
 from ..ops.decompose import MINIMUM_OPSET
 from . import kept_names
 from .checks import check_structure, skeleton

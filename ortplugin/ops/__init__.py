@@ -1,7 +1,6 @@
 """The table of operators: one folder a family, one name each."""
 
-from ..graph.domains import DOMAIN
-from ..graph.shapes import TensorType
+from ..graph import DOMAIN, TensorType
 from .attention import OPERATOR as FUSED_ATTENTION
 from .base import Operator
 from .conv import OPERATOR as FUSED_CONV

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import onnx
 
 from ..arrays import Array
-from ..graph.domains import DOMAIN
-from ..graph.shapes import TensorType
+from ..graph import DOMAIN, TensorType
 
 
 class DeviceVariants(Protocol):

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 import onnx
 
 from ..errors import ModelError
+from ..graph import Shape, TensorType, show
 from ..graph.conv_geometry import ConvAttributes
-from ..graph.shapes import Shape, TensorType, show
 from ..program import FLOATING, NUMPY_DTYPES, Program
 from .decompose import Builder, to_onnx
 from .node_program import read_program

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 
 from ..errors import ModelError
-from ..graph.shapes import TensorType
+from ..graph import TensorType
 
 _ANSWER = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 

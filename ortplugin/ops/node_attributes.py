@@ -7,8 +7,8 @@ import onnx
 from onnx import AttributeProto
 
 from ..errors import ModelError, near_names
+from ..graph import Shape
 from ..graph.conv_geometry import LARGEST, LAYOUTS, MOST_SPATIAL
-from ..graph.shapes import Shape
 
 
 def where_is(node: onnx.NodeProto) -> str:

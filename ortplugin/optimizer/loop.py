@@ -6,10 +6,10 @@ import onnx_graphsurgeon as gs
 from onnx import ModelProto, TensorProto
 
 from ..errors import ModelError, OrtPluginError
-from ..graph.convert import import_model, lighten, put_back
+from ..graph import import_model, walk_nodes
+from ..graph.convert import lighten, put_back
 from ..graph.disputed import settle
 from ..graph.export import export_model
-from ..graph.messages import walk_nodes
 from ..model.annotate import annotate
 from ..model.checks import contradiction
 from ..passes.base import Change, NearMiss, Pass, PassResult

@@ -15,11 +15,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ..graph.domains import DOMAIN
-from ..graph.facts import Scope
-from ..graph.labels import label
-from ..graph.pointwise import NotPointwiseError
-from ..graph.shapes import show
+from ..graph import DOMAIN, NotPointwiseError, Scope, label, show
 from ..program import FLOATING, MAX_PARAMETERS, MAX_STATEMENTS, Program, ProgramError, fresh_name
 from .driver import Applied, Missed, Outcome, replaced
 from .members import Member, compose, member_of, read_fused

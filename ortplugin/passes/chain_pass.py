@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ..graph.facts import Scope, scopes
-from ..graph.labels import label, labelled
+from ..graph import Scope, label, labelled, scopes
 from .absorb import Chain
 from .base import Change, NearMiss, PassResult
 from .members import Member

@@ -2,7 +2,7 @@
 
 import onnx_graphsurgeon as gs
 
-from ..graph.facts import Scope
+from ..graph import Scope
 from ..ops.decompose import MINIMUM_OPSET
 
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from ..graph import Scope, label, labelled, scopes
 from ..graph.constant_values import constant_values
-from ..graph.facts import Scope, scopes
-from ..graph.labels import label, labelled
 from ..graph.pattern import Match, Pattern, matches
 from .base import Change, NearMiss, PassResult
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from ..graph.domains import DOMAIN
-from ..graph.facts import Scope
-from ..graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
+from ..graph import DOMAIN, NotPointwiseError, Scope, is_pointwise
+from ..graph.pointwise import Writer, write
 from ..ops.pointwise import NAME
 from ..program import (
   COMPARISONS,

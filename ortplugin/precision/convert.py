@@ -7,9 +7,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from ..graph.domains import DOMAIN
-from ..graph.facts import Scope, scopes
-from ..graph.labels import label
+from ..graph import DOMAIN, Scope, label, scopes
 from ..passes.base import Change, NearMiss, PassResult
 from ..report import CONVERSION
 from . import Dtype, Precision, programs, roles

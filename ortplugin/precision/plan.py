@@ -6,13 +6,8 @@ from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
-from ..graph.convert import attached
-from ..graph.domains import DOMAIN
-from ..graph.facts import Scope
-from ..graph.labels import label
-from ..graph.pointwise import is_pointwise
+from ..graph import DOMAIN, Scope, attached, element_count, is_pointwise, label
 from ..graph.shape_values import SMALL, shape_values
-from ..graph.shapes import element_count
 from . import FLOAT16, Precision, programs, roles
 from .kernels import REWRITES
 from .ranges import MARGIN, exceeds, fault, is_filling

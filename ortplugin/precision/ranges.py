@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from ..arrays import Array
 from ..errors import RuntimeMissingError, UsageError, one_line
-from ..graph.convert import import_model
+from ..graph import import_model
 from ..model.annotate import annotate
 from ..model.storage import save_model
 from ..session import CPU, library_path, onnxruntime, register, run_on_host

@@ -13,10 +13,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ..graph.domains import DOMAIN
-from ..graph.facts import Scope
-from ..graph.pointwise import is_pointwise
-from ..graph.shapes import element_count
+from ..graph import DOMAIN, Scope, element_count, is_pointwise
 from ..program import DTYPE_NAMES
 from . import Dtype, Precision
 from .kernels import FUSED_BY, KERNELS, POINTWISE, POINTWISE_OF_BFLOAT16, SCATTER, SCATTERS

@@ -51,7 +51,7 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ..graph.messages import walk_graphs, walk_nodes
+from ..graph import walk_graphs, walk_nodes
 from ..model.checks import byte_count
 from ..passes.base import Change, NearMiss
 from ..version import __version__

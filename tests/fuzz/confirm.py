@@ -22,7 +22,7 @@ import numpy as np
 import ortplugin
 from ortplugin.check.compare import compare
 from ortplugin.errors import OrtPluginError, one_line
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from . import lethal
 from .evaluate import OURS

@@ -22,7 +22,7 @@ import math
 import onnx
 from onnx import TensorProto, helper
 
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from .emulate import respelled, spelled
 from .evaluate import CONTRIB

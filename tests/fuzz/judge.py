@@ -7,7 +7,7 @@ import onnx
 
 import ortplugin
 from ortplugin.errors import ModelError, OrtPluginError, one_line
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from . import lethal
 from .definite import definite

@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from .emulate import spelled
 from .evaluate import make_session, run

@@ -8,7 +8,7 @@ judged as a Resize of [N, C, 1, W], whose rows have nothing below them; where th
 import onnx
 from onnx import numpy_helper
 
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from .emulate import spelled
 

@@ -13,7 +13,7 @@ from threads import in_threads
 
 import ortplugin
 from gpu.device import at_offset, bind, cupy, host, keep_busy, make, python, run, run_bound, same_bits
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops import find
 from ortplugin.session import onnxruntime
 

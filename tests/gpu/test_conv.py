@@ -22,7 +22,7 @@ from threads import in_threads
 import ortplugin
 from gpu.device import at_offset, before_nan, cupy, host, make, python, run, run_bound, same_bits
 from gpu.sessions import Trial, check_all, check_capture, check_graph, check_threads
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.program import NUMPY_DTYPES, parse

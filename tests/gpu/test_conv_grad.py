@@ -23,7 +23,7 @@ from gpu.sessions import (
   trial,
   variants,
 )
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
 
 LARGE_CASES = tuple(

@@ -12,7 +12,7 @@ from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layo
 import ortplugin
 from gpu.device import at_offset, cupy, host, make, need_memory, run, run_bound, same_bits
 from gpu.sessions import check_capture, check_replays, check_threads, trial
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 
 # One of each way that the kernels can take.
 CHOSEN = (

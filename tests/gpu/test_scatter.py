@@ -14,7 +14,7 @@ from threads import in_threads
 
 from gpu.device import cupy, make, need_memory
 from gpu.sessions import check_graph, trial
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 
 ALGORITHMS = ("auto", "sequential", "parallel", "sorting")
 GUARD = 256  # bytes before and behind an output that nothing may write

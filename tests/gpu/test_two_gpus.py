@@ -22,7 +22,7 @@ from ortplugin.check.judge import Judge, Question, Side
 from ortplugin.check.replays import GraphSession, compare_replays
 from ortplugin.cli import main
 from ortplugin.errors import ModelError, UsageError
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops import find
 from ortplugin.report import GRAPH, PLAIN
 from ortplugin.session import CUDA, gpu_count

@@ -27,7 +27,7 @@ from onnx_models import built
 from threads import in_threads
 
 from ort.host import CPU_ONLY, options
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 
 # Cases of <operator>_cases.py: every way that a CPU kernel has of doing its work, and every width of a float that NumPy
 # has. A new operator adds its own; test_endurance.py fails without.

@@ -15,7 +15,7 @@ from onnx_models import parametrize
 from ort.host import assert_equals_reference, make, on_any_threads, plain, run
 from ort.refusals import assert_blamed
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES

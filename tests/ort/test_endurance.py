@@ -9,7 +9,7 @@ from fuzz.worker import TESTS, environment
 from sample import SAMPLING, examples
 
 from ort.endurance import cases
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import OPERATORS
 
 ATTEMPTS = 3

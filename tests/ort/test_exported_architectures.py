@@ -18,7 +18,7 @@ from exported import architectures
 
 import ortplugin
 from ortplugin.check.compare import Tolerance, compare, compare_form
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 ENTRIES = json.loads((architectures() / "architectures.json").read_text())["models"]
 VARIANTS = {"fp16": {"precision": "fp16"}, "nhwc": {"layout": "nhwc"}}

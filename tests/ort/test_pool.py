@@ -23,7 +23,7 @@ import ortplugin
 from ort.host import CPU_ONLY, make, options
 from ort.host import run_one as run
 from ort.refusals import assert_blamed
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 
 

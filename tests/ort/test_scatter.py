@@ -23,7 +23,7 @@ import ortplugin
 from ort.host import CPU_ONLY, assert_inferred, make, options
 from ort.host import run_one as run
 from ort.refusals import assert_refused_in_time, refusals_of
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 
 

@@ -13,7 +13,7 @@ from onnx_models import parametrize, parsed
 import ortplugin
 from ortplugin.check import judge
 from ortplugin.check.inputs import without_weights
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.session import core
 from ortplugin.standard import standard_on_cpu
 

@@ -10,7 +10,7 @@ from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
 from ort.host import make, plain
 from ort.host import run_one as run
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops.transpose import decompose
 from ortplugin.optimizer import select_passes
 from ortplugin.optimizer.loop import run_passes

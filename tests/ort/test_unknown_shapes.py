@@ -9,8 +9,7 @@ from onnx_models import parametrize, parsed
 
 import ortplugin
 from ort.host import make
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import DOMAIN, walk_nodes
 from ortplugin.ops import OPERATORS
 
 # Each operator's inputs, the attributes, and how many outputs it has. The first input's shape is not known.

@@ -8,7 +8,7 @@ from onnx import helper
 from onnx_models import parametrize
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.ops.attention.layout import Atom, Sizes, parse, shape_of, sizes

@@ -10,7 +10,7 @@ from node_cases import typed
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops import find
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD

@@ -10,8 +10,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx_models import computed, parametrize
 
 from ortplugin.errors import ModelError
+from ortplugin.graph import DOMAIN
 from ortplugin.graph.conv_geometry import first, last, out_shape, read_attributes, windows
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.conv import OPERATOR, attributes_of
 from ortplugin.ops.conv.reference import convolution

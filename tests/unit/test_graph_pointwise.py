@@ -7,8 +7,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx_models import annotated, parametrize, parsed
 
-from ortplugin.graph.facts import scopes
-from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
+from ortplugin.graph import NotPointwiseError, is_pointwise, scopes
+from ortplugin.graph.pointwise import Writer, write
 from ortplugin.ops.pointwise_reference import rounded, values
 from ortplugin.program import Parameter, Program, parse
 

@@ -9,7 +9,7 @@ from onnx import helper
 from onnx_models import built, computed, parametrize, parsed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import OPERATORS, TensorType, find
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm

@@ -3,9 +3,8 @@
 import onnx_graphsurgeon as gs
 from onnx_models import parametrize, parsed
 
-from ortplugin.graph.convert import import_model
-from ortplugin.graph.facts import scopes
-from ortplugin.graph.lengths import Length, agreed, dims, same_length, same_lengths
+from ortplugin.graph import Length, dims, import_model, scopes
+from ortplugin.graph.lengths import agreed, same_length, same_lengths
 from ortplugin.model.annotate import annotate
 
 CONSTANTS = """int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {2}, int64[1] v0 = {0}, int64[1] v1 = {1}, int64[1] v2 = {2},

@@ -6,7 +6,7 @@ from lstm_cases import Case
 from node_cases import assert_invalid, changed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops.lstm import OPERATOR
 
 CASE = Case("spec", "float16", 5, 3, 16, states=True)

@@ -9,8 +9,7 @@ from onnx import helper
 from onnx_models import built, parametrize
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import DOMAIN, TensorType
 from ortplugin.ops.list_algorithms import ask
 from ortplugin.ops.matmul import OPERATOR
 from ortplugin.session import gpu_count

@@ -14,7 +14,8 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx_models import add_weights, built, parametrize, parsed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.convert import import_model, lighten, opset_of, put_back
+from ortplugin.graph import import_model
+from ortplugin.graph.convert import lighten, opset_of, put_back
 from ortplugin.graph.export import export_model
 from ortplugin.model.annotate import annotate
 

@@ -9,7 +9,7 @@ from onnx import helper
 from onnx_models import annotated, built, computed, parametrize, parsed
 
 from ortplugin import restore, run, session
-from ortplugin.graph.convert import import_model
+from ortplugin.graph import import_model
 from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import run_passes, select_passes
 

@@ -8,11 +8,10 @@ from onnx import helper
 from onnx_models import annotated, built, parsed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.convert import import_model
-from ortplugin.graph.facts import scopes
+from ortplugin.graph import broadcast, element_count, equal, import_model, scopes
 from ortplugin.graph.order import topological_order
 from ortplugin.graph.pattern import any_of, matches, maybe, maybe_cast, number, op, value
-from ortplugin.graph.shapes import broadcast, broadcasts_to, element_count, equal
+from ortplugin.graph.shapes import broadcasts_to
 from ortplugin.model.annotate import annotate
 
 

@@ -7,7 +7,7 @@ from onnx import helper
 from onnx_models import parametrize
 from pointwise_cases import CASES, LERP, SILU, SUM_RELU, by_name, check, expect, model_of, node_of
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.pointwise import OPERATOR
 from ortplugin.ops.pointwise.reference import pointwise

@@ -13,7 +13,7 @@ from onnx_models import built, parametrize
 from scatter_cases import CASES, INPUTS, ONNX_DTYPES, by_name, elements, expect, nd, window
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType, find
 from ortplugin.ops.scatter import (
   ALGORITHMS,

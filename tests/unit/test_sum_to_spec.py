@@ -8,7 +8,7 @@ from onnx_models import parametrize
 from sum_to_cases import BOTH, CASES, LERP_GRAD, by_name, check, expect, model_of, node_of, summed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.sum_to import OPERATOR
 from ortplugin.ops.sum_to.reference import sum_to

@@ -7,8 +7,7 @@ from node_cases import assert_invalid
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import DOMAIN, TensorType
 from ortplugin.ops.transpose import OPERATOR, TO_THE_END
 
 HALF = np.dtype(np.float16)

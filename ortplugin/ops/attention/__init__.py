@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx
 
 from ...errors import ModelError
-from ...graph.shapes import Dim, Shape, TensorType, show
+from ...graph import Dim, Shape, TensorType, show
 from ...program import NUMPY_DTYPES
 from ..base import Operator
 from . import reference as numpy_reference

@@ -21,7 +21,7 @@ import onnx
 
 from ...arrays import Array
 from ...errors import ModelError
-from ...graph.shapes import TensorType, broadcast
+from ...graph import TensorType, broadcast
 from ...program import DTYPE_NAMES, NUMPY_DTYPES
 from .. import pointwise_reference
 from ..base import Operator

@@ -5,7 +5,7 @@ from typing import Any
 
 import onnx
 
-from ...graph.shapes import TensorType
+from ...graph import TensorType
 from ..list_algorithms import ask, text_of
 from .gradient import Gradient
 

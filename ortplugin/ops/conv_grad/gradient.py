@@ -7,7 +7,7 @@ import onnx
 from onnx import helper
 
 from ...errors import ModelError
-from ...graph.shapes import Dim, Shape
+from ...graph import Dim, Shape
 from ...program import FLOATING, Program, parse
 
 NAME = "ConvGrad"

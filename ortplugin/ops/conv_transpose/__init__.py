@@ -14,8 +14,8 @@ from functools import partial
 import onnx
 
 from ...arrays import Array
+from ...graph import TensorType
 from ...graph.conv_geometry import ConvAttributes, first, out_shape, read_attributes
-from ...graph.shapes import TensorType
 from ..base import Operator
 from ..conv.algorithms import device_variants
 from ..conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue

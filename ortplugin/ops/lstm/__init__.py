@@ -21,8 +21,8 @@ import onnx
 from onnx import AttributeProto
 
 from ...errors import ModelError
+from ...graph import Dim, Shape, TensorType, show
 from ...graph.conv_geometry import LARGEST
-from ...graph.shapes import Dim, Shape, TensorType, show
 from ...program import NUMPY_DTYPES
 from .. import node_attributes as nodes
 from ..base import Operator

@@ -15,7 +15,7 @@ import onnx
 
 from ...arrays import Array
 from ...errors import ModelError
-from ...graph.shapes import TensorType, broadcast
+from ...graph import TensorType, broadcast
 from ...program import NUMPY_DTYPES, Program
 from ..base import Operator
 from ..decompose import to_onnx

@@ -20,8 +20,8 @@ from onnx import AttributeProto
 
 from ...arrays import Array
 from ...errors import ModelError
+from ...graph import Dim, Shape, TensorType
 from ...graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
-from ...graph.shapes import Dim, Shape, TensorType
 from .. import node_attributes as nodes
 from ..base import Operator
 from ..decompose import Builder

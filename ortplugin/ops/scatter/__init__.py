@@ -19,7 +19,7 @@ from onnx import AttributeProto
 
 from ...arrays import Array
 from ...errors import ModelError, near_names
-from ...graph.shapes import TensorType
+from ...graph import TensorType
 from ..base import Operator
 from ..decompose import MINIMUM_OPSET, Builder
 from . import reference as formulas

@@ -22,7 +22,7 @@ import onnx
 
 from ...arrays import Array
 from ...errors import ModelError
-from ...graph.shapes import Shape, TensorType, broadcast
+from ...graph import Shape, TensorType, broadcast
 from ...program import NUMPY_DTYPES, Program, Statement, sum_axes
 from ..base import Operator
 from ..decompose import Builder, to_onnx

@@ -15,7 +15,7 @@ from onnx import AttributeProto
 
 from ...arrays import Array
 from ...errors import ModelError
-from ...graph.shapes import Dim, TensorType
+from ...graph import Dim, TensorType
 from .. import node_attributes as nodes
 from ..base import Operator
 from ..decompose import Builder

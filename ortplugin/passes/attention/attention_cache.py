@@ -11,10 +11,7 @@ which they are views, as in fuse_attention.py.
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label, labelled
-from ...graph.lengths import dims
-from ...graph.shapes import show
+from ...graph import Scope, dims, label, labelled, show
 from ...ops.attention import layout as layouts
 from ..driver import Applied, Missed, Outcome, RulePass
 from .node import is_attention, number_of_past

@@ -10,11 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.channels import ELEMENTS
-from ...graph.convert import attached
-from ...graph.facts import Scope, optional_input
-from ...graph.lengths import ONE, Length
-from ...graph.shapes import show
+from ...graph import ELEMENTS, ONE, Length, Scope, attached, optional_input, show
 from ..conditions import unsupported
 from ..driver import Missed, Outcome
 from ..emit import emit, unsqueeze

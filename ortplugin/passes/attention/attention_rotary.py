@@ -12,10 +12,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label, labelled
-from ...graph.lengths import Length, dims
-from ...graph.shapes import show
+from ...graph import Length, Scope, dims, label, labelled, show
 from ...ops.attention import layout as layouts
 from ..driver import Applied, Missed, Outcome, RulePass
 from .node import is_attention, number_of_past

@@ -8,9 +8,7 @@ elements of a head one after the other in memory.
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.lengths import dims
+from ...graph import Scope, dims, label
 from ...ops.attention import layout as layouts
 from ..driver import Applied, Outcome, RulePass
 from .axes import Atom, length

@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label, labelled
-from ...graph.lengths import ONE, Length
+from ...graph import ONE, Length, Scope, label, labelled
 from ..conditions import unsupported
 from ..driver import Applied, Missed
 from .axes import Atom, length

@@ -13,10 +13,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.lengths import Length, dims
-from ...graph.shapes import show
+from ...graph import Length, Scope, dims, label, show
 from ...target import DEFAULT
 from ..driver import Missed, Outcome, RulePass, first_of
 from .attention_operators import fuse_operator

@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.shapes import broadcast
+from ...graph import Scope, broadcast
 from ...program import NUMPY_DTYPES
 from ..emit import emit, integers
 from .mask_values import ABSORBING, ELEMENTS, LOWEST, filled_in, without_repeats

@@ -10,7 +10,7 @@ filled in, or Where(mask, 0, -65504) in float16, become Where(mask, 0, LOWEST) i
 import numpy as np
 
 from ...arrays import Array
-from ...graph.facts import Scope
+from ...graph import Scope
 from .scores import LARGE_NEGATIVE, Mask
 
 LOWEST = -1e31  # and float32's lowest number + LOWEST is still that number, not -inf

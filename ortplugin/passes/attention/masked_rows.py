@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
+from ...graph import Scope
 from ...program import FLOATING
 from .mask_values import ABSORBING, LOWEST, mask_values
 from .scores import LARGE_NEGATIVE, Mask

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...arrays import Array
-from ...graph.facts import Scope
-from ...graph.lengths import ONE, Length, dims, product
+from ...graph import ONE, Length, Scope, dims
+from ...graph.lengths import product
 from .axes import Atom, flat
 from .mask_values import ABSORBING, ELEMENTS, LOWEST, causal_window, filled_in, mask_values, selection, without_repeats
 from .masked_rows import deciding

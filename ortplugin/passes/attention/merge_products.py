@@ -15,11 +15,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.channels import ELEMENTS
-from ...graph.convert import attached
-from ...graph.facts import Scope
-from ...graph.labels import labelled
-from ...graph.shapes import show
+from ...graph import ELEMENTS, Scope, attached, labelled, show
 from ..driver import Applied, Missed, Outcome, RulePass
 from ..emit import emit
 from .node import is_attention

@@ -6,8 +6,7 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
+from ...graph import DOMAIN, Scope
 from ..emit import emit, integers
 from .layouts import Layout
 from .mask_operand import emit_mask

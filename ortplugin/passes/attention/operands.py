@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.lengths import Length
+from ...graph import Length, Scope
 from ...ops.attention import layout as layouts
 from .axes import Atom, Axes, Axis, Term, length, whole
 from .layouts import layout_of

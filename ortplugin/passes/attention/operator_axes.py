@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope, optional_input
-from ...graph.lengths import Length, dims
-from ...graph.shapes import show
+from ...graph import Length, Scope, dims, optional_input, show
 from .axes import Atom, Axes, Term, whole
 from .core import Cache, Core
 from .node import LARGEST_HEAD

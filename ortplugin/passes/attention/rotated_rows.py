@@ -11,10 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.channels import ELEMENTS
-from ...graph.facts import Scope
-from ...graph.labels import labelled
-from ...graph.shapes import element_count
+from ...graph import ELEMENTS, Scope, element_count, labelled
 from ..driver import Applied, Missed, Outcome, RulePass
 from ..emit import emit, integers, unsqueeze
 from .node import is_attention

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.lengths import ONE, Length, agreed, dims
-from ...graph.shapes import show
+from ...graph import ONE, Length, Scope, dims, show
+from ...graph.lengths import agreed
 from ...program import FLOATING
 from ..driver import Missed
 from .axes import Atom, Axes, flat, regroup

@@ -10,10 +10,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.channels import ELEMENTS
-from ...graph.facts import Scope, optional_input
-from ...graph.lengths import ONE, Length, dims
-from ...graph.shapes import Dim, show
+from ...graph import ELEMENTS, ONE, Dim, Length, Scope, dims, optional_input, show
 from ..emit import emit, integers
 from .node import is_attention, tables_of
 from .rotations import CONTRIB, Rotation

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.lengths import ONE, Length, dims
+from ...graph import ONE, Length, Scope, dims
 from .axes import Atom, Axes, Term, flat, part_of, regroup
 
 FAR = 32  # operators that are followed, at most

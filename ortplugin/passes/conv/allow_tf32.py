@@ -8,9 +8,7 @@ forbids it.
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import DOMAIN, Scope, labelled
 from ..driver import Applied, Outcome, Rule, RulePass
 
 ABSENT = {

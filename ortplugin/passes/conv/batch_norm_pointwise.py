@@ -11,9 +11,8 @@ channel with a large mean nearly cancel.
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ...graph import Scope, label
 from ...graph.channels import NotFoldableError, batch_norm, stored
-from ...graph.facts import Scope
-from ...graph.labels import label
 from ...program import FLOATING, NUMPY_DTYPES, ONNX_DTYPES
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..emit import emit

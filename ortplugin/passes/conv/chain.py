@@ -9,8 +9,7 @@ depend on the convolution: a squeeze-excite's gate does. A view of one pixel, [N
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.pointwise import NotPointwiseError
+from ...graph import NotPointwiseError, Scope
 from ...program import Parameter, Program
 from ..absorb import DTYPES, Chain, chain_of, drawn, needed
 from ..members import Member

@@ -8,7 +8,7 @@ the later one takes it, which then can read the earlier one's result.
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
+from ...graph import Scope
 from ..chain_pass import ChainPass
 from ..emit import integers
 from ..members import Member, compose

@@ -8,10 +8,8 @@ one length by the same arithmetic are equal: a residual block's result and its s
 
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, Scope, is_pointwise
 from ...graph.certainty import is_generated
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.pointwise import is_pointwise
 from .fused import is_channels_last
 
 Extent = int | str | tuple[object, ...]

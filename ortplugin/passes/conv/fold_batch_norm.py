@@ -12,10 +12,8 @@ zeros of the padding are not normalised. All is computed in float64 and stored i
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ...graph import Scope, attached, label, labelled
 from ...graph.channels import NotFoldableError, batch_norm, channel_operand, constant, scaled_columns, scaled_rows
-from ...graph.convert import attached
-from ...graph.facts import Scope
-from ...graph.labels import label, labelled
 from ..driver import Applied, Missed, Outcome, RulePass
 from .weights import bias_of, only_for, store, weight_of
 

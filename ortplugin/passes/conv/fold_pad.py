@@ -7,9 +7,7 @@ A MaxPool stays: it pads with the lowest number, not with zero.
 
 import onnx_graphsurgeon as gs
 
-from ...graph.convert import attached
-from ...graph.facts import Scope, optional_input
-from ...graph.labels import label, labelled
+from ...graph import Scope, attached, label, labelled, optional_input
 from ...graph.ort_shapes import windows_fit
 from ..driver import Applied, Missed, Outcome, RulePass
 

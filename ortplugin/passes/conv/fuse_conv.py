@@ -7,9 +7,8 @@ with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by c
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope, optional_input
+from ...graph import Dim, Scope, optional_input, show
 from ...graph.ort_shapes import may_crop
-from ...graph.shapes import Dim, show
 from ..conditions import unknown_rank, unsupported
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..emit import unsqueeze

@@ -12,10 +12,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.pointwise import NotPointwiseError
-from ...graph.shapes import broadcast, equal, show
+from ...graph import NotPointwiseError, Scope, broadcast, equal, label, show
 from ...ops.conv_grad.gradient import NAME
 from ..absorb import Core
 from ..driver import RulePass

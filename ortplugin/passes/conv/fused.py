@@ -8,9 +8,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ...errors import ModelError
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.shapes import TensorType
+from ...graph import DOMAIN, Scope, TensorType
 from ...ops import find
 from ...program import DTYPE_NAMES, FLOATING, Parameter, Program, ProgramError, Statement, parse
 from ..absorb import Core

@@ -9,10 +9,7 @@ draws that in through the view. So does a MatMul.
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.channels import ELEMENTS
-from ...graph.convert import attached
-from ...graph.facts import Scope, optional_input
-from ...graph.labels import labelled
+from ...graph import ELEMENTS, Scope, attached, labelled, optional_input
 from ..conditions import unsupported
 from ..driver import Applied, Missed, Outcome, RulePass
 from ..emit import integers

@@ -9,11 +9,7 @@ What attention reads stays a product, even if convolutions made the sequence, as
 
 import onnx_graphsurgeon as gs
 
-from ...graph.channels import ELEMENTS
-from ...graph.convert import attached
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.pointwise import is_pointwise
+from ...graph import DOMAIN, ELEMENTS, Scope, attached, is_pointwise
 from ..conditions import unsupported
 from ..driver import Missed, Outcome, RulePass, replaced
 from .fused import biased, conv_dtype, conv_node, is_channels_last, is_fused_conv

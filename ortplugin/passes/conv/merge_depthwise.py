@@ -14,9 +14,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
+from ...graph import Scope, label, optional_input
 from ...graph.channels import NotFoldableError, constant
-from ...graph.facts import Scope, optional_input
-from ...graph.labels import label
 from ..driver import Missed, Outcome, Rule, RulePass, replaced
 
 WORK = 2

@@ -4,8 +4,7 @@ import math
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.shapes import Dim, Shape
+from ...graph import Dim, Scope, Shape
 from ...target import ENGINES
 from .fused import conv_dtype, is_channels_last
 

@@ -25,10 +25,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.channels import ELEMENTS
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.shapes import show
+from ...graph import DOMAIN, ELEMENTS, Scope, show
 from ...program import parse
 from ...target import DEFAULT, ENGINES
 from ..driver import Missed, Outcome, RulePass, replaced

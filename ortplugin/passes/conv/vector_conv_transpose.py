@@ -16,10 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.channels import ELEMENTS
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import DOMAIN, ELEMENTS, Scope, labelled
 from ...program import parse
 from ..driver import Applied, Missed, Outcome, RulePass
 from ..emit import integers

@@ -4,9 +4,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array, Wide
+from ...graph import Scope, label, optional_input
 from ...graph.channels import NotFoldableError, constant, stored
-from ...graph.facts import Scope, optional_input
-from ...graph.labels import label
 
 COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the price of a larger file, up to this size
 

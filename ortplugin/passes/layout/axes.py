@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope, optional_input
+from ...graph import Scope, optional_input
 from ..emit import integers
 from .fuse_pool import over_all_pixels
 from .plan import Edit, Layouts, Plan, Rule, axis_last, to_last

@@ -8,7 +8,7 @@ becomes `y = Gather<axis = 1>(x, order)`: it names its axis, so that it can have
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
+from ...graph import Scope
 from ..driver import Missed, Outcome, RulePass, replaced
 
 CHANNELS = 1 << 16  # of which an order is written into the model

@@ -14,9 +14,7 @@ Weights are transposed here. After this pass no convolution is left for it to ch
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope, scopes
-from ...graph.labels import label, labelled
+from ...graph import DOMAIN, Scope, label, labelled, scopes
 from ..base import Change, NearMiss, PassResult
 from ..conv.allow_tf32 import has_tensor_cores
 from ..conv.fused import conv_dtype, is_channels_last, is_fused_conv

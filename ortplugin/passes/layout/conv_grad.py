@@ -2,8 +2,7 @@
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
+from ...graph import DOMAIN, Scope
 from ...ops.conv_grad.gradient import NAME
 from ...program import ProgramError, parse
 from ..conv.fused import is_channels_last

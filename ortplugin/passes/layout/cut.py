@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
+from ...graph import DOMAIN, Dim, Scope, is_pointwise
 from ...graph.min_cut import INFINITE, min_cut
-from ...graph.pointwise import is_pointwise
-from ...graph.shapes import Dim
 from ..conv.fused import is_fused_conv
 from ..pointwise.cost import LAUNCH_BYTES
 from .plan import Plan, is_perm, is_vector, to_first, to_last

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ...graph.disputed import is_disputed
-from ...graph.facts import Scope
-from ...graph.labels import label
+from ...graph import Scope, is_disputed, label
 from ..driver import Applied, Outcome, RulePass
 from ..emit import MOVED_ELEMENTS, integers, unsqueeze
 from .axes import REDUCTIONS

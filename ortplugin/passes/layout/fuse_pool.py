@@ -13,10 +13,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ...errors import ModelError
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
+from ...graph import DOMAIN, Dim, Scope, TensorType
 from ...graph.ort_shapes import may_crop, windows_fit
-from ...graph.shapes import Dim, TensorType
 from ...ops import find
 from ..emit import integers
 from .plan import Layouts, Plan, Rule, shape_last

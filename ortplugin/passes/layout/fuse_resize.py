@@ -10,10 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ...errors import ModelError
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
-from ...graph.shapes import TensorType
+from ...graph import DOMAIN, Scope, TensorType, labelled
 from ...ops.pool.resize import OPERATOR
 from ..driver import Applied, Missed, Outcome, RulePass
 from .fuse_pool import resize_attributes

@@ -24,14 +24,11 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, Scope, Shape, TensorType, labelled
 from ...graph.constant_values import constant_values
 from ...graph.convert import all_graphs
 from ...graph.disputed import disputed
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
 from ...graph.shape_values import shape_values
-from ...graph.shapes import Shape, TensorType
 from ...ops.transpose import MOST_AXES, OPERATOR, TO_THE_END
 from ...program import OPERATORS as POINTWISE
 from ..base import PassResult

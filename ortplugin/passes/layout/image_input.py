@@ -9,9 +9,7 @@ eight of 224 x 224 in float16 on an H200, 14 for 64 filters of 7 x 7), and our e
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import DOMAIN, Scope, labelled
 from ...ops.conv import NAME
 from ..conv.fused import is_channels_last
 from ..driver import Applied, Missed, Outcome, RulePass

@@ -11,9 +11,7 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.shapes import show
+from ...graph import DOMAIN, Scope, show
 from ...ops.conv_transpose import NAME
 from ...program import parse
 from ...target import ENGINES

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.shapes import Shape
+from ...graph import Scope, Shape
 from ...graph.slices import constant_slices
 from ..emit import integers
 from .cut import price_of

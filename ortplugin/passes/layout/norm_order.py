@@ -13,10 +13,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.shapes import Shape, show
+from ...graph import DOMAIN, Scope, Shape, label, show
 from ...ops.layer_norm import NAME
 from ...program import ProgramError, parse
 from ..driver import Applied, Missed, Outcome, RulePass, replaced

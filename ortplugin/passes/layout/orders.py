@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope, optional_input
+from ...graph import DOMAIN, Scope, element_count, optional_input
 from ...graph.pointwise import is_symmetric
-from ...graph.shapes import element_count
 from ...graph.slices import constant_slices
 from ..emit import integers
 from .axes import REDUCTIONS

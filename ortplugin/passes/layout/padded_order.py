@@ -19,9 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ...graph.disputed import is_disputed
-from ...graph.facts import Scope, optional_input
-from ...graph.labels import labelled
+from ...graph import Scope, is_disputed, labelled, optional_input
 from ...graph.slices import constant_slices
 from ...program import FLOATING
 from ..driver import Applied, Outcome, RulePass

@@ -15,10 +15,7 @@ step must be even. So begin VGG and U-Net. With a Transpose before it cuDNN take
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.channels import ELEMENTS
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import DOMAIN, ELEMENTS, Scope, labelled
 from ...ops.conv import NAME
 from ...program import parse
 from ...target import ENGINES

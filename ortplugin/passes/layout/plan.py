@@ -11,9 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.channels import ELEMENTS
-from ...graph.facts import Scope
-from ...graph.shapes import Dim, Shape
+from ...graph import ELEMENTS, Dim, Scope, Shape
 from ..emit import integers, unsqueeze
 
 Edit = Callable[["Layouts", gs.Node], None]

@@ -7,9 +7,7 @@ It accumulates in float whatever its dtype, so that both round once, at the end:
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import DOMAIN, Scope, labelled
 from ..driver import Applied, Missed, Outcome, RulePass
 
 HALF = ("float16", "bfloat16")

@@ -22,8 +22,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.disputed import is_disputed
-from ...graph.facts import Scope
+from ...graph import Scope, is_disputed
 from ...graph.slices import constant_slices
 from ...program import FLOATING
 from ..driver import Applied, Missed, Outcome, RulePass, replaced

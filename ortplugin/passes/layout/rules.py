@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.pointwise import is_pointwise
+from ...graph import DOMAIN, Scope, is_pointwise
 from ...ops.layer_norm import NAME as NORM
 from ...ops.layer_norm.reference import axes_of
 from ...program import ProgramError, Statement, parse

@@ -14,9 +14,7 @@ What is read by others, too, stays, and the new chain stands beside it, if fewer
 
 import onnx_graphsurgeon as gs
 
-from ...graph.disputed import is_disputed
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import Scope, is_disputed, labelled
 from ..driver import Applied, Outcome
 from .movement import VIEWS, Form, Movement, lengths
 

@@ -7,10 +7,7 @@ And a view of a view becomes one Reshape.
 
 import onnx_graphsurgeon as gs
 
-from ...graph.disputed import is_disputed
-from ...graph.facts import Scope
-from ...graph.labels import labelled
-from ...graph.shapes import Shape
+from ...graph import Scope, Shape, is_disputed, labelled
 from ...program import FLOATING
 from ..driver import Applied, Outcome, RulePass, first_of, replaced
 from ..emit import integers

@@ -2,8 +2,7 @@
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.shapes import Shape, element_count
+from ...graph import Scope, Shape, element_count
 from ..emit import integers
 from .axes import with_axes
 from .plan import Edit, Layouts, Plan, Rule, axis_last, is_vector, to_last

@@ -13,9 +13,7 @@ import math
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.pointwise import is_pointwise
+from ...graph import DOMAIN, Scope, is_pointwise
 from ..conv.allow_tf32 import has_tensor_cores
 from ..conv.fused import conv_dtype, is_channels_last, is_fused_conv
 from ..driver import Outcome, RulePass, replaced

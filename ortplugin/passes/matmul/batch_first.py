@@ -19,9 +19,7 @@ import re
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import DOMAIN, Scope, labelled
 from ..driver import Applied, Outcome, RulePass, first_of
 from .fused import OWN_INPUTS, is_product
 from .matmul_views import is_row

@@ -8,10 +8,7 @@ gMLP, and attention's heads in CaiT. What is pointwise behind it is drawn in the
 
 import onnx_graphsurgeon as gs
 
-from ...graph.channels import ELEMENTS
-from ...graph.facts import Scope
-from ...graph.labels import labelled
-from ...graph.shapes import Shape, show
+from ...graph import ELEMENTS, Scope, Shape, labelled, show
 from ...program import parse
 from ..conv.fused import conv_dtype, conv_node
 from ..conv.planes import has_engine

@@ -23,12 +23,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.channels import ELEMENTS
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import DOMAIN, ELEMENTS, Scope, labelled, show
 from ...graph.lengths import same_length
-from ...graph.shapes import show
 from ...ops.lstm import DIRECTIONS, FAST_HIDDEN, FAST_HIDDEN_TF32, GATES, NAME
 from ..conditions import unknown_rank, unsupported
 from ..conv.fused import biased

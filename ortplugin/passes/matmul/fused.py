@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
+from ...graph import DOMAIN, Scope
 from ...ops.matmul import NAME
 from ...program import Program
 from ..absorb import Core

@@ -11,10 +11,8 @@ reads in the norm. Where two products meet in an Add, the later one takes it, wh
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
+from ...graph import DOMAIN, Scope, is_pointwise
 from ...graph.lengths import same_lengths
-from ...graph.pointwise import is_pointwise
 from ...ops.layer_norm import NAME as FUSED_LAYER_NORM
 from ...ops.pointwise import NAME as FUSED_POINTWISE
 from ...ops.sum_to import NAME as FUSED_SUM_TO

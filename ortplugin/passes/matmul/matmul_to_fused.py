@@ -17,11 +17,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.channels import ELEMENTS
+from ...graph import ELEMENTS, Scope, label, scopes, show
 from ...graph.constant_values import constant_values
-from ...graph.facts import Scope, scopes
-from ...graph.labels import label
-from ...graph.shapes import show
 from ...program import Operand, Parameter, Program, Statement
 from ...target import DEFAULT
 from ..base import Change, NearMiss, PassResult

@@ -9,10 +9,9 @@ there is something to draw in, x is reshaped to them.
 
 import onnx_graphsurgeon as gs
 
+from ...graph import Scope, is_pointwise
 from ...graph.extents import extents
-from ...graph.facts import Scope
 from ...graph.lengths import same_length
-from ...graph.pointwise import is_pointwise
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..emit import emit, integers
 from .fused import OWN_INPUTS, is_product

@@ -13,10 +13,7 @@ long. Of short sums, as Swin's 4 x 4 x 3, our convolution `stem` is as fast.
 
 import onnx_graphsurgeon as gs
 
-from ...graph.channels import ELEMENTS
-from ...graph.convert import attached
-from ...graph.facts import Scope
-from ...graph.shapes import show
+from ...graph import ELEMENTS, Scope, attached, show
 from ...program import parse
 from ..conv.fused import is_fused_conv
 from ..driver import Missed, Outcome, RulePass, replaced

@@ -10,10 +10,7 @@ x is read twice, but nothing is copied, and what follows a part becomes its prod
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.channels import ELEMENTS
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import DOMAIN, ELEMENTS, Scope, labelled
 from ..driver import Applied, Missed, Outcome, RulePass
 from .fused import OWN_INPUTS, is_product
 

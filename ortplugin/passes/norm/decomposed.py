@@ -6,10 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label
+from ...graph import Scope, label, show
 from ...graph.pattern import Match
-from ...graph.shapes import show
 from ...program import FLOATING
 from ..conditions import unknown_rank, unsupported
 from .fused import WIDTH, Norm, core_dtype, fused_node, over_axes

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.shapes import Shape, element_count, show
+from ...graph import Scope, Shape, element_count, show
 from ..conditions import unknown_rank, unsupported
 from ..driver import Applied, Missed, Outcome, RulePass, first_of, replaced
 from ..emit import MOVED_ELEMENTS, unsqueeze

@@ -13,9 +13,7 @@ from itertools import pairwise
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.shapes import element_count
+from ...graph import Scope, element_count, label
 from ...program import Parameter, Program, Statement
 from ..conditions import unknown_rank, unsupported
 from ..driver import Missed, Outcome, RulePass, replaced

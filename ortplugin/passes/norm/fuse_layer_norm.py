@@ -9,7 +9,7 @@ operator LayerNormalization; ONNX Runtime's SkipLayerNormalization, which adds a
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope, optional_input
+from ...graph import Scope, optional_input
 from ...graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
 from ..driver import Outcome, PatternRewrite, RulePass, first_of
 from .decomposed import check_decomposed, decomposed_norm

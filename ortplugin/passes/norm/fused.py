@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
+from ...graph import DOMAIN, Scope
 from ...ops.layer_norm import NAME
 from ...program import FLOATING, Operand, Parameter, Program, Statement
 from ..absorb import Core

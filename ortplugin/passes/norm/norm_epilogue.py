@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.pointwise import is_pointwise
+from ...graph import Scope, is_pointwise
 from ..driver import RulePass
 from ..members import Member, write_member
 from .fused import DTYPES, NormCore

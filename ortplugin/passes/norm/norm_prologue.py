@@ -10,9 +10,7 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.pointwise import NotPointwiseError, is_pointwise
-from ...graph.shapes import Shape, show
+from ...graph import NotPointwiseError, Scope, Shape, is_pointwise, show
 from ..driver import RulePass
 from ..members import Member, check_ranks, write_member
 from .fused import DTYPES, NormCore

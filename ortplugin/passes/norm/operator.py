@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.shapes import show
+from ...graph import Scope, label, show
 from ..conditions import unknown_rank, unsupported
 from ..driver import Applied, Missed
 from .decomposed import floating

@@ -12,9 +12,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import labelled
-from ...graph.pointwise import NotPointwiseError
+from ...graph import NotPointwiseError, Scope, labelled
 from ..conditions import unsupported
 from ..driver import Applied, Missed, Outcome, RulePass
 from ..emit import emit, integers

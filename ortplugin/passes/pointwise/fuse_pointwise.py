@@ -12,11 +12,8 @@ of better operators, which have drawn in what they take.
 
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, NotPointwiseError, Scope, is_pointwise, label, labelled, scopes
 from ...graph.constant_values import constant_values
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope, scopes
-from ...graph.labels import label, labelled
-from ...graph.pointwise import NotPointwiseError, is_pointwise
 from ...graph.shape_values import shape_values
 from ...ops.pointwise import NAME
 from ...program import ProgramError

@@ -18,12 +18,9 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, NotPointwiseError, Scope, broadcast, element_count, is_pointwise
 from ...graph.constant_values import constant_values
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.pointwise import NotPointwiseError, is_pointwise
 from ...graph.shape_values import shape_values
-from ...graph.shapes import broadcast, element_count
 from ...ops.pointwise import NAME as POINTWISE
 from ...ops.sum_to import axes_of
 from ...program import FLOATING

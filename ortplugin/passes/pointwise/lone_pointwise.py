@@ -10,11 +10,9 @@ product of matrices. So do Casts and whatever has no floating-point result.
 
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, Scope, element_count, scopes
 from ...graph.constant_values import constant_values
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope, scopes
 from ...graph.shape_values import shape_values
-from ...graph.shapes import element_count
 from ...program import FLOATING
 from ..base import Change, PassResult
 from .fuse_pointwise import find_members, fuse

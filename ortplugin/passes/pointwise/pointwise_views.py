@@ -14,10 +14,7 @@ Transposes and Slices stay: they move data.
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label, labelled
-from ...graph.pointwise import is_pointwise
-from ...graph.shapes import Shape, show
+from ...graph import Scope, Shape, is_pointwise, label, labelled, show
 from ...program import OPERATORS
 from ..driver import Applied, Missed, Outcome, RulePass, first_of
 

@@ -7,10 +7,9 @@ from itertools import pairwise
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
+from ...graph import Scope, element_count, show
 from ...graph.merging import Merging
 from ...graph.order import tensors_read
-from ...graph.shapes import element_count, show
 from ...program import MAX_CHARACTERS, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS
 from ..driver import Missed
 from ..members import Member

@@ -12,13 +12,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, NotPointwiseError, Scope, Shape, element_count, labelled
 from ...graph.constant_values import constant_values
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
-from ...graph.pointwise import NotPointwiseError
 from ...graph.shape_values import shape_values
-from ...graph.shapes import Shape, element_count
 from ...ops.sum_to import NAME
 from ...program import Parameter, Program, Statement
 from ..base import PassResult

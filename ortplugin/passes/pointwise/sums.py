@@ -4,11 +4,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.pointwise import NotPointwiseError
-from ...graph.shapes import broadcast, equal
+from ...graph import DOMAIN, NotPointwiseError, Scope, broadcast, equal, label
 from ...ops.sum_to import NAME, sum_of, why_no_sum
 from ...program import FLOATING, MAX_SUM_AXIS, Parameter, Program, Statement
 from ..absorb import Core

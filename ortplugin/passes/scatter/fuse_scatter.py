@@ -11,9 +11,8 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, Scope
 from ...graph.columns import INDEX_ELEMENTS, Column
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
 from ...graph.progression import progression
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..emit import reshape, unsqueeze

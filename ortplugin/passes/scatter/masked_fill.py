@@ -8,9 +8,8 @@ A mask over the first axes of x gets the others as axes of length 1.
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ...graph import Scope, element_count, show
 from ...graph.extents import extent
-from ...graph.facts import Scope
-from ...graph.shapes import element_count, show
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..emit import reshape, unsqueeze
 

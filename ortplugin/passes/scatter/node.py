@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ...graph import Scope, Shape, element_count, show
 from ...graph.columns import Column, columns, trace
-from ...graph.facts import Scope
-from ...graph.shapes import Shape, element_count, show
 from ...ops.decompose import MINIMUM_OPSET
 from ...ops.scatter import ARITHMETIC, DTYPES
 from ..conditions import unknown_rank

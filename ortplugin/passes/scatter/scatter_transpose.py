@@ -11,9 +11,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import label, labelled
+from ...graph import DOMAIN, Scope, label, labelled
 from ..driver import Applied, Missed, Outcome, RulePass
 from ..emit import reshape, transpose
 

@@ -4,8 +4,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
+from ...graph import Scope
 from ...graph.columns import INDEX_ELEMENTS, Vector, columns, trace
-from ...graph.facts import Scope
 from ...graph.progression import progression
 from .node import ScatterNode, grid
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, Dim, Scope
 from ...graph.columns import Column
-from ...graph.domains import DOMAIN
 from ...graph.extents import extent
-from ...graph.facts import Scope
 from ...graph.progression import Progression, progression
-from ...graph.shapes import Dim
 from ...ops.decompose import MINIMUM_OPSET
 from ..driver import Applied, Missed, Outcome, RulePass, replaced
 from ..emit import starts_of, unsqueeze

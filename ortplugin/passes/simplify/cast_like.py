@@ -3,8 +3,7 @@
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import Scope, labelled
 from ..driver import Applied, Missed, Outcome, RulePass
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ...graph import Scope
 from ...graph.disputed import disputed
-from ...graph.facts import Scope
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..emit import emit, integers
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
+from ...graph import Scope, labelled
 from ...graph.convert import node_proto
-from ...graph.facts import Scope
-from ...graph.labels import labelled
 from ..driver import Applied, Outcome, RulePass
 from .determinism import is_random
 

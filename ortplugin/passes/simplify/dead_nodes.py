@@ -2,8 +2,7 @@
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label
+from ...graph import Scope, label
 from ..driver import Applied, Outcome, RulePass
 from .determinism import is_random
 

@@ -9,9 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.facts import Scope
-from ...graph.labels import labelled
-from ...graph.pointwise import is_pointwise
+from ...graph import Scope, is_pointwise, labelled
 from ..driver import Applied, Outcome, RulePass
 
 ELEMENTS = 1 << 22  # of constants that are looked at

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, Scope, labelled
 from ...graph.disputed import disputed
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
-from ...graph.labels import labelled
 from ...graph.pointwise import is_symmetric
 from ...ops.layer_norm.reference import axes_of
 from ...program import ProgramError, parse

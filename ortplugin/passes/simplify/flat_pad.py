@@ -14,9 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.disputed import is_disputed
-from ...graph.facts import Scope
-from ...graph.shapes import Dim, element_count
+from ...graph import Dim, Scope, element_count, is_disputed
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..emit import emit, integers
 

@@ -18,12 +18,9 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ...arrays import Array
-from ...graph.convert import attached, node_proto, type_of
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope
+from ...graph import DOMAIN, Scope, Shape, attached, element_count, label, labelled
+from ...graph.convert import node_proto, type_of
 from ...graph.inference import infer_shapes
-from ...graph.labels import label, labelled
-from ...graph.shapes import Shape, element_count
 from ...ops.scatter.reference import update_slice
 from ..driver import Applied, Outcome, RulePass
 

@@ -9,9 +9,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
+from ...graph import Scope, element_count
 from ...graph.disputed import disputed
-from ...graph.facts import Scope
-from ...graph.shapes import element_count
 from ..driver import Outcome, RulePass, replaced
 from ..emit import integers
 

@@ -6,10 +6,8 @@ both branches could give has no known shape, so that nothing behind such an If c
 
 import onnx_graphsurgeon as gs
 
-from ...graph.convert import all_graphs, attached, type_of
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.shapes import Shape
+from ...graph import Scope, Shape, attached, label
+from ...graph.convert import all_graphs, type_of
 from ..driver import Applied, Outcome, RulePass
 
 

@@ -18,11 +18,8 @@ expands no bfloat16: behind a Cast to it an Expand goes only on its way to the n
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.disputed import is_disputed
-from ...graph.facts import Scope
-from ...graph.labels import label, labelled
+from ...graph import Scope, broadcast, element_count, equal, is_disputed, label, labelled
 from ...graph.pointwise import is_symmetric
-from ...graph.shapes import broadcast, element_count, equal
 from ..driver import Applied, Outcome, RulePass, first_of, replaced
 from ..emit import integers, transpose, unsqueeze
 

@@ -7,7 +7,7 @@ BoTNet's attention reads K and V from the projection itself; only the positions 
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
+from ...graph import Scope
 from ..driver import Outcome, RulePass, replaced
 from ..emit import integers
 

@@ -9,8 +9,7 @@ its value is the first input: as many bytes are moved as before. Else the parts 
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import Scope, labelled
 from ..driver import Applied, Outcome, RulePass
 from ..emit import emit
 

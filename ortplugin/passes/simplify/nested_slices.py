@@ -10,11 +10,8 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ...graph.domains import DOMAIN
+from ...graph import DOMAIN, Scope, Shape, label
 from ...graph.extents import extent, unsqueezed_axes
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.shapes import Shape
 from ..driver import Applied, Missed, Outcome, RulePass
 from ..emit import integers, unsqueeze
 

@@ -12,11 +12,8 @@ Arithmetic such as x + 0 or x * 1 stays: it may broadcast, and x + 0 turns -0 in
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ...graph import DOMAIN, Scope, equal, label, optional_input
 from ...graph.disputed import disputed
-from ...graph.domains import DOMAIN
-from ...graph.facts import Scope, optional_input
-from ...graph.labels import label
-from ...graph.shapes import equal
 from ...program.dtypes import holds
 from ..driver import Applied, Outcome, RulePass
 

@@ -10,10 +10,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
-from ...graph.facts import Scope
-from ...graph.labels import label, labelled
+from ...graph import Scope, Shape, broadcast, equal, label, labelled
 from ...graph.pointwise import is_symmetric
-from ...graph.shapes import Shape, broadcast, equal
 from ..driver import Applied, Missed, Outcome, RulePass, first_of
 
 ELEMENTS = 1 << 22  # of constants that are looked at

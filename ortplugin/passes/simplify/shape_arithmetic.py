@@ -4,9 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import label
-from ...graph.shapes import Dim, element_count
+from ...graph import Dim, Scope, element_count, label
 from ..driver import Applied, Outcome, RulePass
 
 

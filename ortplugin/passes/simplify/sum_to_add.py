@@ -5,8 +5,7 @@ A Sum of three or more stays: it may round once where a chain of Adds rounds aft
 
 import onnx_graphsurgeon as gs
 
-from ...graph.facts import Scope
-from ...graph.labels import labelled
+from ...graph import Scope, labelled
 from ..driver import Applied, Outcome, RulePass
 
 NAMES = {1: "Identity", 2: "Add"}

@@ -9,10 +9,8 @@ What is not constant never becomes it: ONNX Runtime captures no model in a CUDA 
 
 import onnx_graphsurgeon as gs
 
+from ...graph import Scope, element_count, equal, labelled
 from ...graph.disputed import disputed
-from ...graph.facts import Scope
-from ...graph.labels import labelled
-from ...graph.shapes import element_count, equal
 from ..driver import Applied, Outcome, RulePass
 from ..emit import integers
 

@@ -14,7 +14,7 @@ from pass_helpers import (
   run_same,
 )
 
-from ortplugin.graph.convert import import_model
+from ortplugin.graph import import_model
 from ortplugin.optimizer import optimize
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, FUSE_RMS_NORM
 

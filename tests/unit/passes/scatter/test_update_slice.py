@@ -18,7 +18,7 @@ from pass_helpers import (
   run_same,
 )
 
-from ortplugin.graph.convert import import_model
+from ortplugin.graph import import_model
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 

@@ -9,7 +9,7 @@ from onnx import helper
 from onnx_models import add_weights, built
 from pass_helpers import assert_unchanged, model, operators, parametrize, run, run_pass, run_same
 
-from ortplugin.graph.convert import import_model
+from ortplugin.graph import import_model
 from ortplugin.model.annotate import annotate
 from ortplugin.optimizer.pipeline import DEAD_NODES, FOLD_CONSTANTS, INLINE_IF, REMOVE_IDENTITIES, UPDATE_SLICE
 
