@@ -195,10 +195,12 @@ def measure(case, tuned):
   torch.backends.cuda.matmul.allow_tf32 = case.dtype == "float"
   feeds, weights = case.draw()
   tensors = [
-      {**{name: torch.from_dlpack(array) for name, array in feed.items()},
-       **{name: torch.from_numpy(array).cuda() for name, array in weight.items()}}
-      for feed, weight in zip(feeds, weights, strict=True)
-  ]  # fmt: skip
+    {
+      **{name: torch.from_dlpack(array) for name, array in feed.items()},
+      **{name: torch.from_numpy(array).cuda() for name, array in weight.items()},
+    }
+    for feed, weight in zip(feeds, weights, strict=True)
+  ]
   bare = replace(case, epilogue="none")
   only_x = [{"x": feed["x"]} for feed in feeds]
   without_z = [{name: each for name, each in feed.items() if name != "z"} for feed in tensors]

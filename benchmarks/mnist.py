@@ -48,8 +48,7 @@ def ours(batch, feeds, bias_gradients):
   options.log_severity_level = 3
   ortplugin.register(options)
   gpu = cupy.cuda.Device().id
-  provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "use_tf32": "0",
-              "device_id": str(gpu)}  # fmt: skip
+  provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "use_tf32": "0", "device_id": str(gpu)}
   session = onnxruntime.InferenceSession(
     model.SerializeToString(), options, providers=[("CUDAExecutionProvider", provider)]
   )

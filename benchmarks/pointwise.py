@@ -34,8 +34,15 @@ COLUMNS = {
 }
 # One turn of the chain: an operator and what stands beside the value at hand. Bounded, and nothing cancels.
 TURN = (
-    ("Mul", "b"), ("Add", "b"), ("Relu", None), ("Sub", "x"), ("Mul", 0.5), ("Max", "b"), ("Add", "x"), ("Min", 4.0),
-)  # fmt: skip
+  ("Mul", "b"),
+  ("Add", "b"),
+  ("Relu", None),
+  ("Sub", "x"),
+  ("Mul", 0.5),
+  ("Max", "b"),
+  ("Add", "x"),
+  ("Min", 4.0),
+)
 
 # x sigmoid(x) of a scaled and shifted tensor, as after a folded batch normalisation.
 SILU = (("v0", "Mul", ("x", "b")), ("v1", "Add", ("v0", "b")), ("v2", "Sigmoid", ("v1",)), ("y", "Mul", ("v1", "v2")))
@@ -229,9 +236,13 @@ def table(record):
   ends = (LENGTHS[0], LENGTHS[-1])
   shown = [row for row in record["rows"] if row["operators"] in ends or row["case"].startswith("SiLU")]
   lines = timing.table(
-      {"rows": shown}, COLUMNS, "| tensors | operators", "|---|---:|",
-      lambda row: f"| {row['case']}, {row['dtype']} | {row['operators']}", ("/ copy", timing.to_copy),
-  )  # fmt: skip
+    {"rows": shown},
+    COLUMNS,
+    "| tensors | operators",
+    "|---|---:|",
+    lambda row: f"| {row['case']}, {row['dtype']} | {row['operators']}",
+    ("/ copy", timing.to_copy),
+  )
   lines += ["", timing.footer("pointwise", "Microseconds of a step, medians", record["environment"])]
   return "\n".join(lines)
 

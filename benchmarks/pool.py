@@ -168,9 +168,12 @@ def measure(case):
 def table(record):
   """The record as a Markdown table."""
   lines = timing.table(
-      record, COLUMNS, "| operator | N, H, W, C", "|---|---|",
-      lambda row: f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))}",
-  )  # fmt: skip
+    record,
+    COLUMNS,
+    "| operator | N, H, W, C",
+    "|---|---|",
+    lambda row: f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))}",
+  )
   lines += ["", timing.footer("pool", "Microseconds of a step, medians", record["environment"])]
   return "\n".join(lines)
 

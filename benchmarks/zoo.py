@@ -330,10 +330,16 @@ def in_order(rows):
 def line(row):
   """A row, to print when it is done."""
   errors = ", ".join(
-      f"{name} {row[key]:.1e}" for name, key in (("ours", "error"), ("ORT", "error_ort"), ("torch", "error_torch"),
-                                                 ("ours TF32", "error_tf32"), ("ORT TF32", "error_tf32_ort"))
-      if key in row
-  )  # fmt: skip
+    f"{name} {row[key]:.1e}"
+    for name, key in (
+      ("ours", "error"),
+      ("ORT", "error_ort"),
+      ("torch", "error_torch"),
+      ("ours TF32", "error_tf32"),
+      ("ORT TF32", "error_tf32_ort"),
+    )
+    if key in row
+  )
   parts = [
     row.get("why", ""),
     f"{row['before']} to {row['after']} nodes" if "after" in row else "",
@@ -380,8 +386,7 @@ def table(record, most=None, name="zoo"):
   problems = _problems(cases, None if most is None else max(1, most // 3))
   if problems:
     lines += ["", "Not right, or not measured, and why:", "", *problems]
-  lines += ["", timing.footer("zoo", "Times: the GPU's for a run, microseconds", record["environment"],
-                              _older(cases))]  # fmt: skip
+  lines += ["", timing.footer("zoo", "Times: the GPU's for a run, microseconds", record["environment"], _older(cases))]
   return "\n".join(lines)
 
 

@@ -98,8 +98,13 @@ class _Arguments:
       raise UsageError("--restore converts nothing, so --precision does not go with it")
     if self.precision is None and (self.precision_io or self.precision_skip):
       raise UsageError("--precision-io and --precision-skip are about a conversion; add --precision fp16, say")
-    for option, value in (("--provider", self.providers), ("--device", self.device), ("--inputs", self.inputs),
-                          ("--rtol", self.rtol), ("--atol", self.atol)):  # fmt: skip
+    for option, value in (
+      ("--provider", self.providers),
+      ("--device", self.device),
+      ("--inputs", self.inputs),
+      ("--rtol", self.rtol),
+      ("--atol", self.atol),
+    ):
       needed = (
         option == "--provider"  # which also says what will run the model
         or (self.profile and option == "--inputs")
@@ -122,8 +127,12 @@ class _Arguments:
     """UsageError for what does not go with --profile."""
     if self.output is not None:
       raise UsageError("--profile writes no model, so -o does not go with it; --report OUT.html keeps what it shows")
-    for option, given in (("--restore", self.restore), ("--tune", self.tune), ("--drop-guilty", self.drop_guilty),
-                          ("--keep-faster", self.keep_faster)):  # fmt: skip
+    for option, given in (
+      ("--restore", self.restore),
+      ("--tune", self.tune),
+      ("--drop-guilty", self.drop_guilty),
+      ("--keep-faster", self.keep_faster),
+    ):
       if given:
         raise UsageError(f"--profile changes no model, so {option} does not go with it")
     if any(name.lower() not in ("cpu", "cpuexecutionprovider") for name in self.providers or ()):

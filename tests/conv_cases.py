@@ -71,8 +71,9 @@ class Case(RandomProduct):
       return self
     x, w, *operands = self.shapes
     rank = len(x)
-    moved = tuple(last(each) if len(each) == rank else last((1, *each))[1:] if len(each) == rank - 1 else each
-                  for each in operands)  # fmt: skip
+    moved = tuple(
+      last(each) if len(each) == rank else last((1, *each))[1:] if len(each) == rank - 1 else each for each in operands
+    )
     attributes = {"kernel_shape": list(w[2:]), **self.attributes, "layout": layout}
     return replace(self, name=f"{self.name}, {layout}", shapes=(last(x), last(w), *moved), attributes=attributes)
 
@@ -319,10 +320,12 @@ def _cases():
   cases = [case.with_layout(layout) for case in cases for layout in ("NCHW", "NHWC")] + first
   constant = [case for case in cases if case.name.startswith(("3x3, ", "1x1, ", "groups, ", "SiLU, "))]
   # What ONNX Runtime's CPU does in blocks of 8 or 16 channels.
-  blocks = [made(f"{values}, {name}, {dtype}", BIAS_RELU, dtype, *GEOMETRIES[name][:2], values, **GEOMETRIES[name][2])
-            for name in ("many channels", "stem", "depthwise", "depthwise 5x5 with strides")
-            for values in ("normal", "special", "large")
-            for dtype in FLOATING]  # fmt: skip
+  blocks = [
+    made(f"{values}, {name}, {dtype}", BIAS_RELU, dtype, *GEOMETRIES[name][:2], values, **GEOMETRIES[name][2])
+    for name in ("many channels", "stem", "depthwise", "depthwise 5x5 with strides")
+    for values in ("normal", "special", "large")
+    for dtype in FLOATING
+  ]
   blocks += [
       made(f"{name}, {epilogue}, {dtype}", EPILOGUES[epilogue], dtype, *GEOMETRIES[name][:2], **GEOMETRIES[name][2])
       for name in ("many channels", "depthwise")

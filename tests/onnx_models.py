@@ -20,7 +20,7 @@ _VECTOR = re.compile(r"(^|(?<=[{})>]))(\s*\w+ = )(\{[-0-9, ]+\})")
 def in_full(nodes):
   """Nodes in ONNX's textual syntax, of text in which constants may be 'a = float {0.5}' or 'a = {1, 2}', of int64."""
   whole = _VECTOR.sub(lambda match: f"{match[2]}int64[{match[3].count(',') + 1}] {match[3]}", nodes)
-  return _CONSTANT.sub(r"\1\2Constant<value = \3> ()", whole)
+  return _CONSTANT.sub(r"\1\2Constant<value=\3>()", whole)
 
 
 def parsed(graph, opset=17, ir=8, *, domains=(), weights=None):

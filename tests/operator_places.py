@@ -128,8 +128,15 @@ for _case in CASES:
 
 
 DOCS = "docs/programs.md"
-_DOCS_TYPES = {"F": FLOATING, "I": INTEGERS, "U": UNSIGNED, "N": NUMBERS, "A": DTYPES, "": FLOATING,
-               "F, int32, int64, uint32, uint64": SUMS}  # fmt: skip
+_DOCS_TYPES = {
+  "F": FLOATING,
+  "I": INTEGERS,
+  "U": UNSIGNED,
+  "N": NUMBERS,
+  "A": DTYPES,
+  "": FLOATING,
+  "F, int32, int64, uint32, uint64": SUMS,
+}
 _DOCS_LETTERS = {"T": "T", "bool": "B", "attribute's": "C"}
 
 

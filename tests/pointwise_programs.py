@@ -207,8 +207,14 @@ def examples(draw):
 
 # ---- ONNX's own operators
 
-WIDER = {"int8": ("int32", "int64"), "int16": ("int32", "int64"), "uint8": ("int32", "int64"),
-         "uint16": ("int32", "int64"), "int32": ("int64",), "uint32": ("int64",)}  # fmt: skip
+WIDER = {
+  "int8": ("int32", "int64"),
+  "int16": ("int32", "int64"),
+  "uint8": ("int32", "int64"),
+  "uint16": ("int32", "int64"),
+  "int32": ("int64",),
+  "uint32": ("int64",),
+}
 MODULAR = ("Add", "Sub", "Mul")  # a uint64's low bits are those of the same in int64
 
 
@@ -382,8 +388,11 @@ def fused_graph(example, instead=()):
       nodes.append(helper.make_node("Transpose", [name], [names[index]], **order))
   outputs = [helper.make_tensor_value_info(f"out_{r.name}", ONNX_DTYPES[r.dtype], None) for r in program.results]
   if not instead:
-    nodes.append(helper.make_node("FusedPointwise", names, [each.name for each in outputs], "fused",
-                                  domain="ortplugin", program=str(program)))  # fmt: skip
+    nodes.append(
+      helper.make_node(
+        "FusedPointwise", names, [each.name for each in outputs], "fused", domain="ortplugin", program=str(program)
+      )
+    )
   return helper.make_graph(nodes, "g", inputs, outputs)
 
 

@@ -307,22 +307,33 @@ _TWICE = {"mode": "linear", "scales": (2.0, 2.0)}
 
 # Enough elements for every core and every block.
 LARGE_CASES = tuple(
-  Case(f"large: {name}, {layout}, {dtype}", op, dtype, in_layout(layout, batch, channels, spatial),
-       frozen({**given, "layout": layout}))
+  Case(
+    f"large: {name}, {layout}, {dtype}",
+    op,
+    dtype,
+    in_layout(layout, batch, channels, spatial),
+    frozen({**given, "layout": layout}),
+  )
   for name, op, given, batch, channels, spatial in (
-      ("ResNet's stem", "FusedPool", _STEM, 8, 64, (112, 112)),
-      ("DenseNet's halves", "FusedPool", _HALF, 4, 128, (56, 56)),
-      ("squeeze", "FusedPool", {"kind": "global_average"}, 2, 32, (112, 112)),
-      ("ResNet's end", "FusedPool", {"kind": "global_average"}, 8, 2048, (7, 7)),
-      ("largest of an image", "FusedPool", {"kind": "global_max"}, 3, 72, (61, 67)),
-      ("twice", "FusedResize", _TWICE, 2, 64, (64, 48)),
-      ("eight times", "FusedResize", {"mode": "linear", "sizes": (224, 224)}, 2, 21, (28, 28)),
-      ("nearest", "FusedResize", {"scales": (2.0, 2.0), "nearest_mode": "floor",
-                                  "coordinate_transformation_mode": "asymmetric"}, 2, 64, (64, 48)),
+    ("ResNet's stem", "FusedPool", _STEM, 8, 64, (112, 112)),
+    ("DenseNet's halves", "FusedPool", _HALF, 4, 128, (56, 56)),
+    ("squeeze", "FusedPool", {"kind": "global_average"}, 2, 32, (112, 112)),
+    ("ResNet's end", "FusedPool", {"kind": "global_average"}, 8, 2048, (7, 7)),
+    ("largest of an image", "FusedPool", {"kind": "global_max"}, 3, 72, (61, 67)),
+    ("twice", "FusedResize", _TWICE, 2, 64, (64, 48)),
+    ("eight times", "FusedResize", {"mode": "linear", "sizes": (224, 224)}, 2, 21, (28, 28)),
+    (
+      "nearest",
+      "FusedResize",
+      {"scales": (2.0, 2.0), "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"},
+      2,
+      64,
+      (64, 48),
+    ),
   )
   for layout in ("NCHW", "NHWC")
   for dtype in ("float16", "float")
-)  # fmt: skip
+)
 
 by_name = named((*CASES, *LARGE_CASES))
 assert all(math.prod(case.shape) > 0 for case in LARGE_CASES)

@@ -363,8 +363,7 @@ def _time(model: ModelProto, job: _Job, names: Sequence[str], place: Place) -> d
   for name in names:
     # ONNX Runtime's own exceptions, which say which kernel or memory lacks, have no common base.
     with contextlib.suppress(Exception):
-      runs[name] = [_runner(_copies(model, job, name, count), job.inputs, count, place)
-                    for count in (_FEW, many)]  # fmt: skip
+      runs[name] = [_runner(_copies(model, job, name, count), job.inputs, count, place) for count in (_FEW, many)]
   slopes: dict[str, list[float]] = {name: [] for name in runs}
   for _ in range(_ROUNDS):
     for name, pair in runs.items():

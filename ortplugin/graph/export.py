@@ -100,8 +100,13 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
   retyped = {name: each for name, each in {**constants_of(graph), **by_name}.items() if is_retyped(each)}
   kept = [_with_dtype(each, retyped.get(each.name)) for each in kept]
   ours = {name for name in ours if by_name[name].dtype is not None}
-  infos = [*kept, *(_only_dtype(info) if info.name in unsure else info
-                    for info in (value_info(by_name[name]) for name in made if name in ours))]  # fmt: skip
+  infos = [
+    *kept,
+    *(
+      _only_dtype(info) if info.name in unsure else info
+      for info in (value_info(by_name[name]) for name in made if name in ours)
+    ),
+  ]
   if infos != list(target.value_info):
     infos = [copied(info) for info in infos]
     del target.value_info[:]

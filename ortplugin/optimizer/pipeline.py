@@ -136,8 +136,14 @@ class Step:
 
 
 EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT, ROUNDS, GPU = (
-    Stage.EVERY_ROUND, Stage.BEFORE_PRECISION, Stage.QUIET_ROUND, Stage.TF32, Stage.EXACT, Stage.ROUNDS, Stage.GPU
-)  # fmt: skip
+  Stage.EVERY_ROUND,
+  Stage.BEFORE_PRECISION,
+  Stage.QUIET_ROUND,
+  Stage.TF32,
+  Stage.EXACT,
+  Stage.ROUNDS,
+  Stage.GPU,
+)
 
 # Each pass in its place. To add a rewrite, add a line.
 TABLE: tuple[Step, ...] = (
@@ -241,9 +247,12 @@ LAYOUTS = ("auto", "nchw", "nhwc")
 
 
 def select_passes(
-    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto",
-    tf32: bool | None = None, gpu: bool = False,
-) -> tuple[Pass, ...]:  # fmt: skip
+  only: Iterable[str] | None = None,
+  skip: Iterable[str] | None = None,
+  layout: str = "auto",
+  tf32: bool | None = None,
+  gpu: bool = False,
+) -> tuple[Pass, ...]:
   """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
 
   `skip` may name what stands in BESIDES, too.

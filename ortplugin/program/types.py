@@ -16,8 +16,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 def _check_name(name: str) -> None:
   if not _NAME.match(name) or len(name) > MAX_NAME:
-    raise ProgramError(f"'{name}' is no name: it takes a letter or underscore, then letters, digits, underscores, "
-                       f"at most {MAX_NAME} in all")  # fmt: skip
+    raise ProgramError(
+      f"'{name}' is no name: it takes a letter or underscore, then letters, digits, underscores, "
+      f"at most {MAX_NAME} in all"
+    )
   if name in ("inf", "nan") or name in DTYPES:
     raise ProgramError(f"'{name}' cannot be a name: it means something else in a program")
 

@@ -338,11 +338,13 @@ class Report:
       times[name] = None if line is None else line.to_dict(known)
     about = {"provider": profile.provider, "inputs": profile.inputs, "skipped": profile.skipped}
     return {
-        "regions": [{"kind": region.kind, "result": region.result, "nodes": region.nodes,
-                     "rewrites": dict(region.rewrites)} for region in regions],
-        "memory": memory,
-        "profile": None if self.profile is None else {**about, **times},
-    }  # fmt: skip
+      "regions": [
+        {"kind": region.kind, "result": region.result, "nodes": region.nodes, "rewrites": dict(region.rewrites)}
+        for region in regions
+      ],
+      "memory": memory,
+      "profile": None if self.profile is None else {**about, **times},
+    }
 
   def to_json(self) -> str:
     """The JSON report; a number that JSON lacks (an infinite error) is the string "inf" or "nan"."""

@@ -240,8 +240,9 @@ def _memory(memory: Data) -> str:
     rows.append((f"of these {name}", *(size(side["dtypes"].get(name, 0)) for side in sides)))
   written = [memory["written_before"], memory["written_after"]]
   rows.append(("activations written in a run", *("" if each is None else size(each) for each in written)))
-  largest = [(each["name"], each["dtype"], _X.join(map(str, each["shape"])), size(each["bytes"]))
-             for each in sides[1]["largest"]]  # fmt: skip
+  largest = [
+    (each["name"], each["dtype"], _X.join(map(str, each["shape"])), size(each["bytes"])) for each in sides[1]["largest"]
+  ]
   more = _details("Largest weights", _table(("name", "dtype", "shape", "bytes"), largest, (3,)))
   return _table(("", "before", "after"), rows, (1, 2)) + more
 

@@ -297,9 +297,12 @@ class Graph:
       if half == "bf16":
         raise UnfitError("ONNX Runtime's operators are left out in bfloat16")
       return
-    if not allows(op, self.opset, {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}[half],
-                  [each is not None and each.dtype == self.style.main and each.name not in self.kept
-                   for each in inputs]):  # fmt: skip
+    if not allows(
+      op,
+      self.opset,
+      {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}[half],
+      [each is not None and each.dtype == self.style.main and each.name not in self.kept for each in inputs],
+    ):
       raise UnfitError(f"{op} has no {half} at opset {self.opset}")
 
   def _check(self, arrays):

@@ -207,8 +207,7 @@ class Judge:
       except Exception as error:  # a defect, whatever its class
         return Finding("again", f"{type(error).__name__}: {one_line(error)}")
       if report.changes:
-        return Finding("again", f"a second run changes it by {report.changes[0].rewrite}",
-                       report.changes[0].rewrite)  # fmt: skip
+        return Finding("again", f"a second run changes it by {report.changes[0].rewrite}", report.changes[0].rewrite)
     for reference in references if "shapes" in case.checks and self.provider.is_cpu else ():
       words = contradiction(case.oracle, {**reference.feeds, **all_values(case.oracle, reference.feeds)})
       if words and not is_undefined(case.oracle, reference.feeds, reference.is_half):

@@ -47,8 +47,9 @@ def _spelled(node, name, used):
     """image = {0, 0, 1, -1}  row = {0, 0, -1}
     first = {0, 1}  last = {2}
     x = Reshape(given, image)""",
-    name, given=node.input[0],
-  )  # fmt: skip
+    name,
+    given=node.input[0],
+  )
   made.input[0], made.output[0] = f"{name}/x", f"{name}/y"
   for each in made.attribute:
     if each.name == "scales":
@@ -56,8 +57,8 @@ def _spelled(node, name, used):
   for index in used:
     is_sizes = node.op_type == "Resize" and index == len(("X", "roi", "scales"))
     yield from spelled(
-      f"""one = Constant<value = {"int64" if is_sizes else "float"}[1] {{1}}>()
-      before = Gather(vector, first)  after = Gather(vector, last)  all = Concat<axis = 0>(before, one, after)""",
+      f"""one = Constant<value={"int64" if is_sizes else "float"}[1] {{1}}>()
+      before = Gather(vector, first)  after = Gather(vector, last)  all = Concat<axis=0>(before, one, after)""",
       f"{name}/{index}", vector=node.input[index], first=f"{name}/first", last=f"{name}/last",
     )  # fmt: skip
     made.input[index] = f"{name}/{index}/all"

@@ -12,12 +12,12 @@ from fuzz.handmade import case_of, judged_as
 from fuzz.judge import Judge
 
 NODES = {
-  "Shrink": "y = Shrink <bias = 0.3, lambd = 0.7> (x)",
-  "Shrink without attributes": "y = Shrink (x)",
-  "HardSwish": "y = HardSwish (x)",
-  "Gelu": 'y = Gelu <approximate = "tanh"> (x)',
-  "FastGelu": "y = com.microsoft.FastGelu (x)",
-  "FastGelu with a bias": "y = com.microsoft.FastGelu (x, b)",
+  "Shrink": "y = Shrink <bias=0.3, lambd=0.7>(x)",
+  "Shrink without attributes": "y = Shrink(x)",
+  "HardSwish": "y = HardSwish(x)",
+  "Gelu": 'y = Gelu <approximate="tanh">(x)',
+  "FastGelu": "y = com.microsoft.FastGelu(x)",
+  "FastGelu with a bias": "y = com.microsoft.FastGelu(x, b)",
 }
 
 
@@ -54,14 +54,16 @@ def test_the_form_is_exact_where_onnx_runtime_is_not(name):
   with np.errstate(invalid="ignore"):
     wanted = WANTED[name](X)
   model = model_of(NODES[name])
-  got = {form: run(make_session(each.SerializeToString()), {"x": X})["y"]
-         for form, each in (("as it is", model), ("in double", in_double(model)))}  # fmt: skip
+  got = {
+    form: run(make_session(each.SerializeToString()), {"x": X})["y"]
+    for form, each in (("as it is", model), ("in double", in_double(model)))
+  }
   np.testing.assert_allclose(got["in double"], wanted, rtol=1e-14, atol=1e-15)
   assert np.max(np.abs(got["as it is"][:-3] - wanted[:-3])) > 1e-9  # else the form is no longer needed
 
 
 def test_sigmoid_far_below_zero():
-  model, x = model_of("y = Sigmoid (x)"), np.array([-40.0, -100.0])
+  model, x = model_of("y = Sigmoid(x)"), np.array([-40.0, -100.0])
   got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, in_double(model))]
   np.testing.assert_array_equal(got[0], 0)  # else the form is no longer needed
   np.testing.assert_allclose(got[1], np.exp(x), rtol=1e-14)
@@ -72,8 +74,8 @@ def test_what_stays():
     assert in_double(model) == model
   body = model_of(
     "t = bool {1} "
-    "y = If (t) <then_branch = g () => (double[n] z) { z = Shrink (x) }, "
-    "else_branch = h () => (double[n] z) { z = Neg (x) }>"
+    "y = If(t) <then_branch = g () => (double[n] z) { z = Shrink(x) }, "
+    "else_branch = h () => (double[n] z) { z = Neg(x) }>"
   )
   got = run(make_session(in_double(body).SerializeToString()), {"x": X})["y"]
   np.testing.assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
@@ -109,7 +111,7 @@ def test_what_does_not_load_as_it_is(library, monkeypatch):
 @parametrize("bias, what", [("0.3", "same"), ("0.300001", "finding")])
 def test_ours_in_double(library, bias, what, monkeypatch):
   program = f"(double a) => (double b) {{ b = Shrink<bias={bias}, lambd=0.7>(a) }}"
-  ours = f'y = ortplugin.FusedPointwise <program = "{program}"> (x)'
+  ours = f'y = ortplugin.FusedPointwise <program="{program}">(x)'
   verdict = judge(NODES["Shrink"], ours, monkeypatch)
   assert verdict.what == what, verdict
 
@@ -121,10 +123,10 @@ def erf_gelu(x):
 SMALL = {
   "Sigmoid": ("Sigmoid (x)", "Sigmoid(a)", lambda x: 1 / (1 + np.exp(-x))),
   "QuickGelu": ("com.microsoft.QuickGelu (x)", "QuickGelu<alpha=1.702>(a)", lambda x: x / (1 + np.exp(-1.702 * x))),
-  "Elu": ("Elu <alpha = 0.5> (x)", "Elu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x))),
-  "Celu": ("Celu <alpha = 0.5> (x)", "Celu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x / 0.5))),
+  "Elu": ("Elu <alpha=0.5>(x)", "Elu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x))),
+  "Celu": ("Celu <alpha=0.5>(x)", "Celu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x / 0.5))),
   "Selu": (
-    "Selu <alpha = 0.5, gamma = 2.0> (x)",
+    "Selu <alpha=0.5, gamma=2.0>(x)",
     "Selu<alpha=0.5, gamma=2>(a)",
     lambda x: np.where(x > 0, 2 * x, np.expm1(x)),
   ),
@@ -134,8 +136,14 @@ SMALL = {
 }
 
 
-RANGES = {"Sigmoid": (-60, -10), "QuickGelu": (-9, -7), **dict.fromkeys(("Elu", "Celu", "Selu"), (-1e-6, 1e-6)),
-          "FastGelu": (-4.6, -4.3), "Gelu": (-5.2, -4.6), "com.microsoft.Gelu": (-5.2, -4.6)}  # fmt: skip
+RANGES = {
+  "Sigmoid": (-60, -10),
+  "QuickGelu": (-9, -7),
+  **dict.fromkeys(("Elu", "Celu", "Selu"), (-1e-6, 1e-6)),
+  "FastGelu": (-4.6, -4.3),
+  "Gelu": (-5.2, -4.6),
+  "com.microsoft.Gelu": (-5.2, -4.6),
+}
 
 
 @parametrize("name", SMALL)
@@ -150,7 +158,7 @@ def test_small_values_of_float32(library, name, monkeypatch):
   assert np.max(np.abs(got[0] / right - 1)) > 1e-3
   for factor, what in ((1, "same"), (1.5, "finding")):
     program = f"(float a) => (float b) {{ s = {ours} b = Mul(s, {factor}) }}".replace('"', '\\"')
-    verdict = judge(f"y = {node}", f'y = ortplugin.FusedPointwise <program = "{program}"> (x)', monkeypatch, x)
+    verdict = judge(f"y = {node}", f'y = ortplugin.FusedPointwise <program="{program}">(x)', monkeypatch, x)
     assert verdict.what == what, verdict
 
 
@@ -158,7 +166,7 @@ def test_a_comparison_with_what_it_was_made_of(library):
   """No Celu is less than its input but by rounding, of which ONNX Runtime has more than ours."""
   model = parsed(
     """g (float[N] x) => (bool[N] y) {
-        a = Celu <alpha = 0.91> (x)  y = GreaterOrEqual (a, x) }""",
+        a = Celu <alpha=0.91>(x)  y = GreaterOrEqual(a, x) }""",
     22,
     10,
   )
@@ -178,7 +186,7 @@ def test_small_values_of_other_dtypes_stay():
 def test_small_values_in_a_body_s_own_names():
   """Whose dtypes only the body's outputs say."""
   model = parsed("""g (float[2] s, float[1, 2] x) => (float[2] t, float[1, 2] y) {
-        t, y = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
+        t, y = Scan <num_scan_inputs=1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
             d = Add(a, c)  e = Sigmoid(d) }> (s, x) }""", 12, 7)  # fmt: skip
   form = through_double(model)
   feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}

@@ -7,16 +7,16 @@ from fuzz.definite import definite
 from fuzz.evaluate import make_session, run
 from fuzz.handmade import case_of, judged_as
 
-POOL = "y = MaxPool <kernel_shape = [2], strides = [2], pads = [1, 1]> (x)"
-SCATTER = 'y = ScatterElements <axis = 2, reduction = "{}"> (x, i, u)'
+POOL = "y = MaxPool <kernel_shape=[2], strides=[2], pads=[1, 1]>(x)"
+SCATTER = 'y = ScatterElements <axis=2, reduction="{}">(x, i, u)'
 NODES = {
   "a pool": POOL,
-  "a global pool": "y = GlobalMaxPool (x)",
+  "a global pool": "y = GlobalMaxPool(x)",
   "a scatter's maximum": SCATTER.format("max"),
   "a scatter's minimum": SCATTER.format("min"),
-  "slices": 'y = ScatterND <reduction = "max"> (x, j, v)',
-  "a minimum": "c = {2} y = ReduceMin (x, c)",
-  "a one": "y = Hardmax <axis = 2> (x)",
+  "slices": 'y = ScatterND <reduction="max">(x, j, v)',
+  "a minimum": "c = {2} y = ReduceMin(x, c)",
+  "a one": "y = Hardmax <axis=2>(x)",
 }
 # NumPy's maximum and minimum propagate NaN.
 WANTED = {
@@ -63,15 +63,15 @@ def test_behind_an_upsample():
   """Of which onnx infers no dtype where the shape of what it takes is unknown."""
   model = parsed("""g (float[2, 8, 6, 4] x) => (float[?, ?, ?, ?] y)
         <float[8, 2, 1, 1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
-            c = ConvTranspose <group = 2> (x, a)
-            d = Upsample <mode = "nearest", scales = [1.0, 1.0, 1.0, 1.0]> (c)
-            y = MaxPool <kernel_shape = [3, 3]> (d) }""", 8, 3)  # fmt: skip
+            c = ConvTranspose <group=2>(x, a)
+            d = Upsample <mode="nearest", scales=[1.0, 1.0, 1.0, 1.0]>(c)
+            y = MaxPool <kernel_shape=[3, 3]>(d) }""", 8, 3)  # fmt: skip
   assert sum(node.op_type == "MaxPool" for node in definite(model).graph.node) == 2
 
 
 def test_behind_an_operator_of_ours():
   """onnx does not know the dtype of what it makes."""
-  ours = 'p = ortplugin.FusedPointwise <program = "(float x) => (float y) { y = Neg(x) }"> (x) q = Abs (p) '
+  ours = 'p = ortplugin.FusedPointwise <program="(float x) => (float y) { y = Neg(x) }"> (x) q = Abs(p) '
   made = definite(model_of(ours + POOL.replace("(x)", "(q)")))
   assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
 

@@ -43,7 +43,7 @@ def test_trials_of_an_empty_value_and_a_scalar():
 
 def test_a_shape_that_values_decide():
   """Whether two numbers are equal in fp16 is rounding's to say, and few of the trials say that they are."""
-  model = model_of("(float[2] x) => (float[n] y) { a = Sqrt(x) y = Unique<sorted = 1>(a) }")
+  model = model_of("(float[2] x) => (float[n] y) { a = Sqrt(x) y = Unique<sorted=1>(a) }")
   close = np.array([1.0, 1.0034], np.float32)  # their roots are 1.7 units in the last place of fp16 apart
   case = case_of(model, {"x": close}, dtype="fp16", wide=model)
   got = {"y": np.ones(1, np.float32)}
@@ -55,7 +55,7 @@ def test_a_shape_that_values_decide():
 def test_a_float_that_rounding_decides():
   """Whether the root is less than a number 1.7 units in the last place away: few of the trials say that it is not."""
   text = """(float[1] x) => (float[1] y) <float[1] c = {1.0017}>
-        { a = Sqrt(x) b = Less(a, c) z = Cast<to = 1>(b) y = Mul(z, c) }"""
+        { a = Sqrt(x) b = Less(a, c) z = Cast<to=1>(b) y = Mul(z, c) }"""
   case = case_of(model_of(text), {"x": np.ones(1, np.float32)}, dtype="fp16", wide=model_of(text))
   zero = {"y": np.zeros(1, np.float16)}
   assert Reference(replace(case, model=narrow_model(case.model, "fp16", ())), case.feeds[0]).problem(zero) is None
@@ -66,8 +66,8 @@ def test_a_float_that_rounding_decides():
 def test_a_sum_that_is_zero_but_for_rounding():
   """The products cancel, but not when each is rounded to float32; AveragePool, which has no double, stands beside."""
   text = """(float[1, 1, 3] x) => (float[1] y, float[1, 1, 3] p) <float[1] c = {0.14590375}, int64[2] axes = {0, 1}>
-        { a = Mul(x, c) s = Flatten(a) b = ReduceSum<keepdims = 0>(s, axes) t = Cast<to = 9>(b) f = Cast<to = 1>(t)
-          e = Constant<value_floats = [1.0]>() y = Mul(f, e) p = AveragePool<kernel_shape = [1]>(x) }"""
+        { a = Mul(x, c) s = Flatten(a) b = ReduceSum<keepdims=0>(s, axes) t = Cast<to=9>(b) f = Cast<to=1>(t)
+          e = Constant<value_floats=[1.0]>() y = Mul(f, e) p = AveragePool<kernel_shape=[1]>(x) }"""
   x = {"x": np.array([[[5, 7, -12]]], np.float32)}
   reference = Reference(case_of(model_of(text), x), x)
   assert reference.wanted["y"] == 1
@@ -99,12 +99,12 @@ def test_a_tangent_of_a_rounded_number(moved, right):
   assert (reference.problem(have) is None) is right
 
 
-CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 0>(x, w) }"
+CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis=0>(x, w) }"
 
 
 @parametrize("width, axis, undefined", [(0, 0, True), (2, 0, False), (0, 1, False)])
 def test_an_empty_tensor_that_does_not_fit(width, axis, undefined):
-  model = model_of(CONCAT.replace("axis = 0", f"axis = {axis}"))
+  model = model_of(CONCAT.replace("axis=0", f"axis={axis}"))
   assert bool(oracle.is_undefined(model, {"x": np.zeros((1, width), np.float32)})) is undefined
 
 
@@ -113,7 +113,7 @@ def test_shapes_where_an_empty_tensor_does_not_fit(size):
   """What is believed of a Concat need not hold where the original's result is undefined."""
   model = model_of(
     """(float[N, M, M] x) => (float[a, b, c] y)
-        { a = Abs(x)  s = ReduceSum<axes = [0, 1], keepdims = 1>(a)  y = Concat<axis = 0>(a, s) }""",
+        { a = Abs(x)  s = ReduceSum<axes=[0, 1], keepdims=1>(a)  y = Concat<axis=0>(a, s) }""",
     9,
   )
   feeds = [{"x": np.ones((3, size, size), np.float32)}]
@@ -132,20 +132,20 @@ def test_a_skip_of_another_batch(batch, undefined):
 
 @parametrize("value, undefined", [(np.inf, True), (np.nan, True), (2.0**31, True), (-(2.0**31), False)])
 def test_a_float_that_no_integer_is(value, undefined):
-  model = model_of("(double[1] x) => (int32[1] y) { a = Abs(x) b = Mul(a, x) c = Div(b, a) y = Cast<to = 6>(c) }")
+  model = model_of("(double[1] x) => (int32[1] y) { a = Abs(x) b = Mul(a, x) c = Div(b, a) y = Cast<to=6>(c) }")
   assert bool(oracle.is_undefined(model, {"x": np.array([value])})) is undefined
 
 
 @parametrize("numbers, undefined", [((1e30, 1e30), False), ((1e30, 1e30, 1e-30, 1e-30), True)])
 def test_a_product_that_its_order_decides(numbers, undefined):
   x = np.array(numbers, np.float32)
-  model = model_of("(float[n] x) => (float y) { a = Abs(x)  y = ReduceProd<keepdims = 0>(a) }")
+  model = model_of("(float[n] x) => (float y) { a = Abs(x)  y = ReduceProd<keepdims=0>(a) }")
   assert bool(oracle.is_undefined(model, {"x": x})) is undefined
   assert not oracle.is_undefined(model, {"x": x[[0, -1]]})
 
 
 def test_a_float_that_is_infinite_in_half_precision():
-  model = model_of("(float[1] x) => (int32[1] y) { a = Mul(x, x)  y = Cast<to = 6>(a) }")
+  model = model_of("(float[1] x) => (int32[1] y) { a = Mul(x, x)  y = Cast<to=6>(a) }")
   feeds = {"x": np.array([268], np.float32)}
   assert not oracle.is_undefined(model, feeds)
   assert oracle.is_undefined(model, feeds, halves=True)
@@ -153,18 +153,18 @@ def test_a_float_that_is_infinite_in_half_precision():
 
 POOLS = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>
     {
-        f = AveragePool<ceil_mode = 1, kernel_shape = [3], pads = [1, 1], strides = [3]>(x)
-        g = Resize<axes = [2], mode = "nearest">(f, "", c)
+        f = AveragePool<ceil_mode=1, kernel_shape=[3], pads=[1, 1], strides=[3]>(x)
+        g = Resize<axes=[2], mode="nearest">(f, "", c)
         i = GlobalAveragePool(x)
     }"""
 IN_FP16 = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>
     {
-        z = Cast<to = 10>(x)
-        f = AveragePool<ceil_mode = 1, kernel_shape = [3], pads = [1, 1], strides = [3]>(z)
-        e = Resize<axes = [2], mode = "nearest">(f, "", c)
+        z = Cast<to=10>(x)
+        f = AveragePool<ceil_mode=1, kernel_shape=[3], pads=[1, 1], strides=[3]>(z)
+        e = Resize<axes=[2], mode="nearest">(f, "", c)
         h = GlobalAveragePool(z)
-        i = Cast<to = 1>(h)
-        g = Cast<to = 1>(e)
+        i = Cast<to=1>(h)
+        g = Cast<to=1>(e)
     }"""
 
 

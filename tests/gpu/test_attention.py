@@ -94,8 +94,9 @@ def test_random_cases(seed):
     shape = one((queries, keys), (1, 1, 1, keys), (2, 1, queries, keys), (2, group * kv_heads, queries, keys))
     mask = one(None, ("bool", shape), ("float", shape), (dtype, shape))
     sizes = (2, group * kv_heads, kv_heads, queries, keys, size, size)
-    case = case_of(f"random {seed} {number}", dtype, sizes, str(layout), mask,
-                   masked_rows=str(one("nan", "zero")), **given)  # fmt: skip
+    case = case_of(
+      f"random {seed} {number}", dtype, sizes, str(layout), mask, masked_rows=str(one("nan", "zero")), **given
+    )
     check(case, run(make(case.model()), case))
 
 

@@ -27,20 +27,29 @@ from ortplugin.graph import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
 
 LARGE_CASES = tuple(
-    Case(f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry, typed(RELU, dtype),
-         transposed=transposed, layout=layout, attributes=attributes)
-    for name, geometry in {
-        "3x3": Geometry(8, 64, (28, 28), 64, (3, 3), pads=(1, 1, 1, 1)),
-        "stride 2": Geometry(8, 64, (28, 28), 128, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), rest=(1, 1)),
-        "1x1": Geometry(4, 256, (14, 14), 64, (1, 1)),
-        "few channels": Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)),
-    }.items()
-    for transposed in (False, True)
-    for layout, dtype, attributes in (
-        ("NHWC", "float16", {}), ("NHWC", "float16", {"weight_dtype": "float"}), ("NHWC", "bfloat16", {}),
-        ("NCHW", "float", {}), ("NCHW", "float16", {}),
-    )
-)  # fmt: skip
+  Case(
+    f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}",
+    geometry,
+    typed(RELU, dtype),
+    transposed=transposed,
+    layout=layout,
+    attributes=attributes,
+  )
+  for name, geometry in {
+    "3x3": Geometry(8, 64, (28, 28), 64, (3, 3), pads=(1, 1, 1, 1)),
+    "stride 2": Geometry(8, 64, (28, 28), 128, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), rest=(1, 1)),
+    "1x1": Geometry(4, 256, (14, 14), 64, (1, 1)),
+    "few channels": Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)),
+  }.items()
+  for transposed in (False, True)
+  for layout, dtype, attributes in (
+    ("NHWC", "float16", {}),
+    ("NHWC", "float16", {"weight_dtype": "float"}),
+    ("NHWC", "bfloat16", {}),
+    ("NCHW", "float", {}),
+    ("NCHW", "float16", {}),
+  )
+)
 
 
 @parametrize("case", CASES)

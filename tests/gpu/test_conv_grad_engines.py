@@ -56,8 +56,9 @@ def test_equals_the_reference(capfd, name, layout, dtype):
   for transposed in (False, True):
     text = typed((RELU, BARE)[(number + transposed) % 2], dtype)
     wanted = ("dX dW dB", "dW dB", "dW", "dW dB dZ")[number % 4]
-    case = Case(f"{name}, {transposed}, {layout}, {dtype}", GEOMETRIES[name], text, wanted,
-                transposed=transposed, layout=layout)  # fmt: skip
+    case = Case(
+      f"{name}, {transposed}, {layout}, {dtype}", GEOMETRIES[name], text, wanted, transposed=transposed, layout=layout
+    )
     check(case, run(make(own(case).model()), own(case)))
   assert "no kernel of ours" not in capfd.readouterr().err
 

@@ -36,19 +36,25 @@ LARGE_CASES = tuple(
 )
 SHUFFLE = {"algorithm": "shuffle"}
 SHUFFLES = tuple(
-    Case(f"shuffle: {name}, {dtype}", typed(text, dtype), x, w, operands, "NHWC", {**SHUFFLE, **attributes})
-    for name, text, x, w, operands, attributes in (
-        ("no program", BARE, (2, 16, 5, 7), (16, 8, 2, 2), (), {"strides": [2, 2]}),
-        ("gaps", BIAS_RELU, (2, 16, 5, 7), (16, 24, 1, 1), ((24, 1, 1),),
-         {"strides": [2, 3], "output_padding": [1, 2], "dilations": [3, 3]}),
-        ("odd channels", BIAS_RELU, (3, 10, 4, 5), (10, 6, 1, 3), ((6, 1, 1),), {"strides": [2, 4]}),
-        ("one channel", BIAS_RELU, (3, 5, 4, 5), (5, 1, 2, 2), ((1, 1, 1),), {"strides": [2, 2]}),
-        ("pads", BIAS_RELU, (2, 16, 6, 5), (16, 8, 3, 3), ((8, 1, 1),), {"strides": [3, 4], "pads": [1, 2, 3, 4]}),
-        ("residual", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((8, 1, 1), None), {"strides": [2, 2]}),
-        ("of each image", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((2, 1, 1, 10), (12, 1)), {"strides": [2, 2]}),
-    )
-    for dtype in ("float16", "bfloat16", "float")
-)  # fmt: skip
+  Case(f"shuffle: {name}, {dtype}", typed(text, dtype), x, w, operands, "NHWC", {**SHUFFLE, **attributes})
+  for name, text, x, w, operands, attributes in (
+    ("no program", BARE, (2, 16, 5, 7), (16, 8, 2, 2), (), {"strides": [2, 2]}),
+    (
+      "gaps",
+      BIAS_RELU,
+      (2, 16, 5, 7),
+      (16, 24, 1, 1),
+      ((24, 1, 1),),
+      {"strides": [2, 3], "output_padding": [1, 2], "dilations": [3, 3]},
+    ),
+    ("odd channels", BIAS_RELU, (3, 10, 4, 5), (10, 6, 1, 3), ((6, 1, 1),), {"strides": [2, 4]}),
+    ("one channel", BIAS_RELU, (3, 5, 4, 5), (5, 1, 2, 2), ((1, 1, 1),), {"strides": [2, 2]}),
+    ("pads", BIAS_RELU, (2, 16, 6, 5), (16, 8, 3, 3), ((8, 1, 1),), {"strides": [3, 4], "pads": [1, 2, 3, 4]}),
+    ("residual", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((8, 1, 1), None), {"strides": [2, 2]}),
+    ("of each image", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((2, 1, 1, 10), (12, 1)), {"strides": [2, 2]}),
+  )
+  for dtype in ("float16", "bfloat16", "float")
+)
 chosen = {case.name: case for case in LARGE_CASES} | by_name
 
 

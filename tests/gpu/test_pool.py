@@ -180,11 +180,15 @@ def test_many_threads_run_one_session():
 HUGE = {
   "halves, NHWC": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2], "layout": "NHWC"}),
   "halves, NCHW": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2]}),
-  "twice, NHWC": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor", "layout": "NHWC",
-                                  "coordinate_transformation_mode": "asymmetric"}),
-  "twice, NCHW": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor",
-                                  "coordinate_transformation_mode": "asymmetric"}),
-}  # fmt: skip
+  "twice, NHWC": (
+    "FusedResize",
+    {"scales": [0.5, 2.0], "nearest_mode": "floor", "layout": "NHWC", "coordinate_transformation_mode": "asymmetric"},
+  ),
+  "twice, NCHW": (
+    "FusedResize",
+    {"scales": [0.5, 2.0], "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"},
+  ),
+}
 
 
 @parametrize("name", HUGE)

@@ -21,7 +21,7 @@ ROWS, UPDATES, WIDTH = 5000, 3000, 64
 def scatter_model():
   """Rows of a matrix replaced, by the standard's operator."""
   inputs = f"float[{ROWS},{WIDTH}] data, int64[{UPDATES},1] at, float[{UPDATES},{WIDTH}] rows"
-  return parsed(f"g ({inputs}) => (float[{ROWS},{WIDTH}] y) {{ [scatter] y = ScatterND (data, at, rows) }}", 18, 10)
+  return parsed(f"g ({inputs}) => (float[{ROWS},{WIDTH}] y) {{ [scatter] y = ScatterND(data, at, rows) }}", 18, 10)
 
 
 def test_a_scatter(rng):
@@ -51,7 +51,7 @@ def conv_model(rng):
   b = rng.standard_normal(64).astype(np.float16)
   return parsed(
     """g (float16[2,64,28,28] x) => (float16[2,64,28,28] y) {
-        [conv] c = Conv <pads = [1, 1, 1, 1]> (x, w, b)  [relu] y = Relu (c) }""",
+        [conv] c = Conv <pads=[1, 1, 1, 1]>(x, w, b)  [relu] y = Relu(c) }""",
     18,
     10,
     weights={"w": w, "b": b},

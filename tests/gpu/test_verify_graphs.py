@@ -38,7 +38,7 @@ g (float[64,256] x) => (float[64,256] y) <float[256,256] w> {
   a = MatMul(x, w) b = Sigmoid(a) c = MatMul(b, w) y = Softmax(c) }"""
 FORK = """<ir_version: 8, opset_import: ["": 18]>
 g (float[4] x, bool c) => (float[4] y) {
-  y = If (c) <then_branch = t () => (float[4] a) { a = Neg(x) }, else_branch = e () => (float[4] b) { b = Abs(x) }> }"""
+  y = If(c) <then_branch = t () => (float[4] a) { a = Neg(x) }, else_branch = e () => (float[4] b) { b = Abs(x) }> }"""
 HOST = """<ir_version: 8, opset_import: ["": 18]>
 g (float[4] x) => (float[1,n] y) { i = NonZero(x) y = Cast<to=1>(i) }"""
 

@@ -294,8 +294,12 @@ def threads(count, times):
 
 
 MODES = {
-  "runs": runs, "failed": failed, "sessions": sessions, "refused": refused, "threads": threads,
-}  # fmt: skip
+  "runs": runs,
+  "failed": failed,
+  "sessions": sessions,
+  "refused": refused,
+  "threads": threads,
+}
 
 if __name__ == "__main__":
   print(json.dumps(MODES[sys.argv[1]](*map(int, sys.argv[2:]))))

@@ -46,7 +46,7 @@ def branches(read):
 
 def deprecated(opset):
   """GroupNormalization with a scale of each group, which onnx deprecates where it is defined."""
-  norm = "t = GroupNormalization<num_groups = 2>(x, scale, bias)"
+  norm = "t = GroupNormalization<num_groups=2>(x, scale, bias)"
   constants = {"scale": [0.5, 2], "bias": [1, -1]}
   return built(norm, constants, f'"" : {opset}', inputs="float[2,4,3] x", output="float[2,4,3] y")
 
@@ -97,7 +97,7 @@ MODELS = {
   "nodes out of order": reversed_nodes,
   "a body before what it reads": lambda: built(f"t = {branches('late')} late = Sin(x)", inputs="float[2,4] x, bool c"),
   "com.microsoft not imported": lambda: built("t = com.microsoft.Gelu(x)"),
-  "ai.onnx.ml not imported": lambda: built("t = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(x)"),
+  "ai.onnx.ml not imported": lambda: built("t = ai.onnx.ml.Scaler<offset=[1.0], scale=[2.0]>(x)"),
   "IR 3, an initializer that is no input": lambda: built(ADDED, ROW, '"" : 13', 3),
   "IR 3, one that is and one that is not": lambda: built(
     f"s = Mul(x, v) {ADDED.replace('x', 's')}", {"v": ROW["w"], **ROW}, '"" : 13', 3, "float[2,4] x, float[1,4] w"

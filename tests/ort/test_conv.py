@@ -210,10 +210,15 @@ WRONG = {
 
 
 IN_OTHER_WORDS = (  # of the specification in Python
-  "a number for a program", "an operand too many", "an operand too few", "an output too many",
-  "a bias of another dtype", "an input with channels last alone", "tf32 that is no flag",
+  "a number for a program",
+  "an operand too many",
+  "an operand too few",
+  "an output too many",
+  "a bias of another dtype",
+  "an input with channels last alone",
+  "tf32 that is no flag",
   "a bias that does not broadcast at the run",
-)  # fmt: skip
+)
 
 
 @parametrize("name", WRONG)

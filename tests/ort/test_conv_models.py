@@ -58,8 +58,11 @@ def transposes(model):
 
 def layouts(model):
   """The layouts of the convolutions."""
-  found = [next((a.s.decode() for a in node.attribute if a.name == "layout"), "NCHW")
-           for node in model.graph.node if node.op_type == "FusedConv"]  # fmt: skip
+  found = [
+    next((a.s.decode() for a in node.attribute if a.name == "layout"), "NCHW")
+    for node in model.graph.node
+    if node.op_type == "FusedConv"
+  ]
   return Counter(found)
 
 

@@ -17,7 +17,7 @@ from ort.host import CPU_ONLY
 from ortplugin.errors import RuntimeMissingError, UsageError
 from ortplugin.session import core, device
 
-MODEL = """g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add (x, x)  y = Reshape (d, shape) }"""
+MODEL = """g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add(x, x)  y = Reshape(d, shape) }"""
 X = np.arange(12, dtype=np.float32).reshape(2, 6)
 UP, DOWN = ("upload", (2, 6)), ("download", (2,))
 
@@ -169,7 +169,7 @@ def test_what_the_host_makes_is_bound_there(cupy):
   """On a GPU ONNX Runtime copies it into memory that kernels in flight use still."""
   model = parsed(
     """g (float[2,6] x) => (float[2,6] y, float[2,6] z, float[0] e) <int64[1] none = {0}, float zero = {0}>
-        { y = Add (x, x)  z = Hardmax (x)  e = Expand (zero, none) }""",
+        { y = Add(x, x)  z = Hardmax(x)  e = Expand(zero, none) }""",
     18,
   )
   host = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
@@ -208,15 +208,15 @@ def test_a_capture_that_failed_is_made_again(cupy, monkeypatch):
 
 
 COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
-    { %s z = Neg (x) }"""
+    { %s z = Neg(x) }"""
 
 
 @parametrize(
   "nodes, words",
   [
-    ("[chosen] y = Compress (x, m)", r"node 'chosen' \(Compress\) reads on the host.*; make the session without"),
-    ("i = NonZero (m)  r = Squeeze (i)  y = Gather (x, r)", "a NonZero without a name reads"),
-    ("y = Neg (x)", None),
+    ("[chosen] y = Compress(x, m)", r"node 'chosen' \(Compress\) reads on the host.*; make the session without"),
+    ("i = NonZero(m)  r = Squeeze(i)  y = Gather(x, r)", "a NonZero without a name reads"),
+    ("y = Neg(x)", None),
   ],
 )
 def test_what_counts_on_the_host_is_not_captured(nodes, words, monkeypatch):
@@ -233,7 +233,7 @@ def test_what_counts_on_the_host_is_not_captured(nodes, words, monkeypatch):
 def test_random_numbers_that_a_graph_repeats(monkeypatch):
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
-  model = parsed(COUNTING % "[noise] y = RandomNormalLike (x)", 18)
+  model = parsed(COUNTING % "[noise] y = RandomNormalLike(x)", 18)
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=CPU_ONLY)
   monkeypatch.setattr(core, "CUDA", core.CPU)
   with pytest.warns(UserWarning, match=r"node 'noise' \(RandomNormalLike\) draws the same numbers in each replay"):

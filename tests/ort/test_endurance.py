@@ -20,8 +20,11 @@ RESIDENT = 4 << 20  # bytes that a process may hold more in the end, whatever fo
 # 153. heaptrack finds that sessions lose nothing: what is left there is how malloc divides its chunks. ONNX Runtime
 # 1.31 does not free the status of a shape inference that refuses its node, 120 bytes.
 LIMITS = [
-  ("runs", 10_000, 800, 16), ("failed", 10_000, 2_000, 64), ("sessions", 1_000, 80, 400), ("refused", 1_000, 80, 400)
-]  # fmt: skip
+  ("runs", 10_000, 800, 16),
+  ("failed", 10_000, 2_000, 64),
+  ("sessions", 1_000, 80, 400),
+  ("refused", 1_000, 80, 400),
+]
 
 
 def run(mode, *numbers):

@@ -179,21 +179,25 @@ HUGE = 2**31 - 1
 @parametrize(
   "given, wanted",
   [
-      ({"kind": "max", "auto_pad": "SAME_UPPER", "kernel_shape": [HUGE, HUGE]}, [[9, 9, 9, 9]] * 3),
-      ({"kind": "average", "auto_pad": "SAME_LOWER", "kernel_shape": [HUGE, HUGE]}, [[5, 5, 5, 5]] * 3),
-      # Each window ends at an element, or begins at one.
-      (
-          {"kind": "average", "kernel_shape": [3, 10**9], "strides": [1, 10**9],
-           "pads": [0, 10**9 - 1, 0, 10**9 - 3]},
-          [[12 / 3, 48 / 9]],
-      ),
-      (
-          {"kind": "average", "kernel_shape": [3, 10**6], "strides": [1, 10**6], "pads": [0, 10**6 - 1, 0, 10**6 - 3],
-           "count_include_pad": 1},
-          [[12 / (3 * 10**6), 48 / (3 * 10**6)]],
-      ),
+    ({"kind": "max", "auto_pad": "SAME_UPPER", "kernel_shape": [HUGE, HUGE]}, [[9, 9, 9, 9]] * 3),
+    ({"kind": "average", "auto_pad": "SAME_LOWER", "kernel_shape": [HUGE, HUGE]}, [[5, 5, 5, 5]] * 3),
+    # Each window ends at an element, or begins at one.
+    (
+      {"kind": "average", "kernel_shape": [3, 10**9], "strides": [1, 10**9], "pads": [0, 10**9 - 1, 0, 10**9 - 3]},
+      [[12 / 3, 48 / 9]],
+    ),
+    (
+      {
+        "kind": "average",
+        "kernel_shape": [3, 10**6],
+        "strides": [1, 10**6],
+        "pads": [0, 10**6 - 1, 0, 10**6 - 3],
+        "count_include_pad": 1,
+      },
+      [[12 / (3 * 10**6), 48 / (3 * 10**6)]],
+    ),
   ],
-)  # fmt: skip
+)
 def test_a_huge_window_is_only_what_lies_in_the_image(given, wanted, layout):
   x = np.array([[3, 9, 4, 8], [2, 6, 5, 1], [7, 3, 6, 6]], np.float32)
   shape = (1, 3, 4, 1) if layout == "NHWC" else (1, 1, 3, 4)

@@ -93,8 +93,8 @@ def growing(scale):
   """A product of x, times `scale`, moved, and made small again."""
   weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
   return parsed(
-    """g (float[64,64] x) => (float[64,64] y) { [first] a = MatMul (x, w)  [grow] b = Mul (a, large)
-        [move] c = Transpose (b)  [shrink] d = Mul (c, small)  [second] y = MatMul (d, w) }""",
+    """g (float[64,64] x) => (float[64,64] y) { [first] a = MatMul(x, w)  [grow] b = Mul(a, large)
+        [move] c = Transpose(b)  [shrink] d = Mul(c, small)  [second] y = MatMul(d, w) }""",
     weights={"w": weight, "large": np.float32(scale), "small": np.float32(1 / scale)},
   )
 

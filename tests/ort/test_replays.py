@@ -217,7 +217,7 @@ def test_strings_are_a_reason():
 def test_dtypes_and_shapes(kind, shape):
   number = TensorProto.DataType.Value(kind)
   value = f"{kind.lower()}[{','.join(map(str, shape))}]" if shape else kind.lower()
-  model = parsed(f"g ({value} x) => ({value} y) {{ y = Identity (x) }}")
+  model = parsed(f"g ({value} x) => ({value} y) {{ y = Identity(x) }}")
   x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(helper.tensor_dtype_to_np_dtype(number))
   with GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs:
     replayed = graphs.replay([{"x": x}])

@@ -234,11 +234,11 @@ MOST = "most = ReduceMax(y)"
 
 PLACES = {
   "the last use": Place(MADE, f"{WRITE} {MOST}", ("most",), 1),
-  "a slice": Place(MADE, f"y = ortplugin.UpdateSlice<axes = [0]>(data, updates, one) {MOST}", ("most",), 1),
+  "a slice": Place(MADE, f"y = ortplugin.UpdateSlice<axes=[0]>(data, updates, one) {MOST}", ("most",), 1),
   "a chain": Place(
     MADE,
     f"""u = ortplugin.ScatterND(data, indices, updates)
-        v = ortplugin.UpdateSlice<axes = [0]>(u, updates, one)
+        v = ortplugin.UpdateSlice<axes=[0]>(u, updates, one)
         y = ortplugin.ScatterND(v, indices, updates) {MOST}""",
     ("most",),
     1,
@@ -254,7 +254,7 @@ PLACES = {
   "data is written twice": Place(
     MADE,
     f"""v = ortplugin.ScatterND(data, indices, updates)
-        y = ortplugin.UpdateSlice<axes = [0]>(data, updates, one) {MOST} other = ReduceMax(v)""",
+        y = ortplugin.UpdateSlice<axes=[0]>(data, updates, one) {MOST} other = ReduceMax(v)""",
     ("most", "other"),
     2,
   ),

@@ -255,7 +255,7 @@ def test_values_with_tf32_are_the_originals_but_for_rounding(machine, original, 
 def test_what_can_not_be_captured_runs_with_tf32_too(machine, optimized, passes):
   """Only floats are asked: an index may be another one where two scores are nearly equal."""
   text = WEIGHTS.replace("=> (float[1,2] y)", "=> (float[1,2] y, int64[1,1] i)")
-  text = text.replace("y = MatMul(x, w)", "y = MatMul(x, w)  i = ArgMax<axis = 1>(y)")
+  text = text.replace("y = MatMul(x, w)", "y = MatMul(x, w)  i = ArgMax<axis=1>(y)")
   machine.refuse = lambda model: "operation not permitted when stream is capturing"
   machine.tf32 = lambda side, value: (
     value if side.path.stem == "original" else value * np.float32(optimized) if value.dtype == np.float32 else 1 - value

@@ -57,7 +57,7 @@ def test_what_only_the_model_says_is_taken():
 
 STALE = """g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] y)
       <int64[1] axes = {0}, float[1,1,3] p, float[1,3] s, float[1,1,3] r> {
-      p = MaxPool<kernel_shape = [1], strides = [3], ceil_mode = 1>(x)
+      p = MaxPool<kernel_shape=[1], strides=[3], ceil_mode=1>(x)
       s = Squeeze(p, axes)
       r = Unsqueeze(s, axes)
       y = ScatterND(r, zero, u)
@@ -89,7 +89,7 @@ def test_it_ends_whatever_a_model_says_of_its_values(seed):
   for index in range(pick.randint(3, 7)):
     a, b = pick.choice(values), pick.choice(values)
     op = pick.choice([f"com.microsoft.SkipLayerNormalization({a}, {b}, g)", f"LayerNormalization({a}, g)",
-                      f"Add({a}, {b})", f"Tanh({a})", f"Transpose<perm = [1, 0]>({a})"])  # fmt: skip
+                      f"Add({a}, {b})", f"Tanh({a})", f"Transpose<perm=[1, 0]>({a})"])  # fmt: skip
     values.append(f"v{index}")
     nodes.append(f"v{index} = {op}")
   outputs = [each for each in values[2:] if pick.random() < 0.5 or each == values[-1]]

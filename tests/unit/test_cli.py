@@ -38,7 +38,7 @@ class Misses:
 
 
 def small_file(folder):
-  onnx.save(parsed("g (float[4] x) => (float[4] y) { [abs] y = Abs (x) }"), folder / "in.onnx")
+  onnx.save(parsed("g (float[4] x) => (float[4] y) { [abs] y = Abs(x) }"), folder / "in.onnx")
   return folder / "in.onnx"
 
 

@@ -49,8 +49,11 @@ def test_the_reference_is_the_derivative(name, transposed):
 
 
 # ONNX Runtime has no convolution in double, float16 or bfloat16 on the CPU.
-FLOATS = [case for case in CASES if case.name.endswith(", float") and 0 not in case.shapes[-1]
-          and case.attributes.get("weight_dtype") != "double"]  # fmt: skip
+FLOATS = [
+  case
+  for case in CASES
+  if case.name.endswith(", float") and 0 not in case.shapes[-1] and case.attributes.get("weight_dtype") != "double"
+]
 
 
 @parametrize("case", FLOATS)

@@ -35,19 +35,19 @@ def model_of(nodes, x="float[1]", opset=18, functions="", **constants):
 def doubled(op, count, first):
   """A chain of op(c, c) that begins with `first` and ends in a float output y."""
   names = [first, *(f"c{index}" for index in range(count))]
-  return " ".join(f"{b} = {op}({a}, {a})" for a, b in pairwise(names)) + f" y = Cast<to = 1>({names[-1]})"
+  return " ".join(f"{b} = {op}({a}, {a})" for a, b in pairwise(names)) + f" y = Cast<to=1>({names[-1]})"
 
 
-CONCAT = "Concat<axis = 0>"
-BACKWARDS = "p = MaxPool<kernel_shape = [9]>(x) y = Slice(p, i, j, i, k)"
+CONCAT = "Concat<axis=0>"
+BACKWARDS = "p = MaxPool<kernel_shape=[9]>(x) y = Slice(p, i, j, i, k)"
 AT = {"i": [2], "j": [-100], "k": [-1]}
 
 HOSTILE = {
-  "a range": model_of("r = Range(a, b, c) y = Cast<to = 1>(r)", a=0, b=1 << 40, c=1),
+  "a range": model_of("r = Range(a, b, c) y = Cast<to=1>(r)", a=0, b=1 << 40, c=1),
   "constants that double": model_of(doubled(CONCAT, 34, "c"), c=range(4)),
   "inputs that double": model_of(doubled(CONCAT, 34, "x"), "int64[4]"),
   "sums of what doubled": model_of(f"{doubled(CONCAT, 30, 'x')} z = Add(c29, c29)", "int64[4]"),
-  "a long input": model_of("s = Add(x, x) y = Cast<to = 1>(s)", f"int64[{1 << 40}]"),
+  "a long input": model_of("s = Add(x, x) y = Cast<to=1>(s)", f"int64[{1 << 40}]"),
   "a long shape": model_of("s = ConstantOfShape(x) y = Identity(s)", f"int64[{1 << 40}]"),
   "the rank of a table of indices": model_of(doubled("Gather", 40, "x"), "int64[2,2]"),
   "a table of what doubled": model_of(f"{doubled(CONCAT, 34, 'x')} z = Gather(c33, i)", "int64[4]", i=range(4)),
@@ -57,7 +57,7 @@ HOSTILE = {
     i=[0],
     j=[1 << 50],
   ),
-  "an expanded shape": model_of("e = Expand(x, s) d = Sub(e, x) y = Cast<to = 1>(d)", "int64[1]", s=[1 << 40]),
+  "an expanded shape": model_of("e = Expand(x, s) d = Sub(e, x) y = Cast<to=1>(d)", "int64[1]", s=[1 << 40]),
   "outputs that no one asks for": model_of(
     f"s, t = Split<num_outputs = {1 << 40}>(x) y = Identity(s)", f"float[{1 << 41}]"
   ),
@@ -65,13 +65,13 @@ HOSTILE = {
   "a slice of a length that is declared negative": model_of("y = Slice(x, i, j)", "float[-7]", i=[0], j=[5]),
   "a slice of opset 11": model_of(BACKWARDS, "float[1,1,4]", 11, **AT),
   "scattered constants": model_of(
-    "s = ScatterElements(c, i, u) y = Cast<to = 1>(s)",
+    "s = ScatterElements(c, i, u) y = Cast<to=1>(s)",
     c=np.zeros(1 << 17, np.int64),
     i=np.zeros(1 << 20, np.int64),
     u=np.zeros(1 << 20, np.int64),
   ),
   "calls that double": model_of(
-    "s = mine.F39(x) y = Cast<to = 1>(s)",
+    "s = mine.F39(x) y = Cast<to=1>(s)",
     functions=" ".join(
       f"""<domain: "mine", opset_import: ["" : 18, "mine" : 1]> F{index} (a) => (c)
           {{ b = {op}(a) c = {op}(b) }}"""
@@ -79,7 +79,7 @@ HOSTILE = {
     ),
   ),
   "a function that doubles": model_of(  # values are kept in it as well
-    "s = mine.F(x) y = Cast<to = 1>(s)",
+    "s = mine.F(x) y = Cast<to=1>(s)",
     "int64[4]",
     functions=f"""<domain: "mine", opset_import: ["" : 18]> F (a) => (y) {{ {doubled(CONCAT, 34, "a")} }}""",
   ),
@@ -173,7 +173,7 @@ def test_shapes_may_be_taken_apart_again_and_again():
   nodes = "\n".join(
     f"""s{at} = Shape(r{at})  a{at} = Slice(s{at}, zero, one, zero)  b{at} = Slice(s{at}, minus_two, last)
       c{at} = Slice(s{at}, last, end, zero, one)  d{at} = Squeeze(b{at}, zero)  e{at} = Unsqueeze(d{at}, zero)
-      f{at} = Concat<axis = 0>(a{at}, e{at}, c{at})  h{at} = Concat<axis = 0>(a{at}, last, c{at})
+      f{at} = Concat<axis=0>(a{at}, e{at}, c{at})  h{at} = Concat<axis=0>(a{at}, last, c{at})
       v{at} = Reshape(r{at}, f{at})  w{at} = Reshape(v{at}, h{at})  r{at + 1} = Relu(w{at})"""
     for at in range(layers)
   )
@@ -204,18 +204,18 @@ SHAPES_ONLY = {
   "Add(x, x)": [5000],
   "Sub(x, x)": [5000],
   "Mul(x, x)": [5000],
-  "Cast<to = 1>(x)": [5000],
-  "Concat<axis = 0>(x, x, x)": [15000],
-  "Concat<axis = -1>(x, x)": [10000],
+  "Cast<to=1>(x)": [5000],
+  "Concat<axis=0>(x, x, x)": [15000],
+  "Concat<axis=-1>(x, x)": [10000],
   "Slice(x, i, j)": [3],
   "Slice(x, i, j, zero)": [3],
   "Slice(x, i, j, , i)": [3],
   "Slice(t, i, j, one, i)": [20, 3],
   "Gather(x, pair)": [1, 2],
   "Gather(x, scalar)": [],
-  "Gather<axis = -1>(t, pair)": [20, 1, 2],
-  "Gather<axis = -2>(t, pair)": [1, 2, 250],
-  "Gather<axis = 1>(t, scalar)": [20],
+  "Gather<axis=-1>(t, pair)": [20, 1, 2],
+  "Gather<axis=-2>(t, pair)": [1, 2, 250],
+  "Gather<axis=1>(t, scalar)": [20],
   "Unsqueeze(x, zero)": [1, 5000],
   "Unsqueeze(x, ends)": [1, 5000, 1],
   "Squeeze(row, zero)": [5000],
@@ -244,9 +244,9 @@ def test_shapes_go_through_local_functions():
   model = parsed(
     """g (float[2,3,8] x) => (float y) { s = Shape(x)  t = mine.F(x)  y = Reshape(t, s) }
       <domain: "mine", opset_import: ["" : 18]> F (x) => (y) {
-          i = Constant<value_ints = [0]>()  j = Constant<value_ints = [4]>()  k = Constant<value_ints = [-1]>()
-          a = Slice(x, i, j, k)  b = Slice(x, j, i, k)  c = Concat<axis = 2>(a, a)  d = Add(c, x)
-          e = Unsqueeze(d, i)  f = Squeeze(e, i)  h = Gather<axis = 0>(f, i)  y = Cast<to = 1>(f) }""",
+          i = Constant<value_ints=[0]>()  j = Constant<value_ints=[4]>()  k = Constant<value_ints=[-1]>()
+          a = Slice(x, i, j, k)  b = Slice(x, j, i, k)  c = Concat<axis=2>(a, a)  d = Add(c, x)
+          e = Unsqueeze(d, i)  f = Squeeze(e, i)  h = Gather<axis=0>(f, i)  y = Cast<to=1>(f) }""",
     18,
     9,
     domains=["mine"],
@@ -278,7 +278,7 @@ TREE = """
   "nodes",
   [
     f"a = other.Operator(x)  t = {TREE}(a)",
-    f"""a = other.Operator(x)  c = Constant<value = bool {{1}}> ()
+    f"""a = other.Operator(x)  c = Constant<value=bool {{1}}>()
         t = If(c) <then_branch = g () => (float[A,B] p) {{ p = {TREE}(a) }},
                    else_branch = g () => (float[A,B] q) {{ q = {TREE}(a) }}>""",
     "t = local.trees(x)",

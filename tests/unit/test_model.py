@@ -65,10 +65,10 @@ def test_documentation_and_metadata():
 
 
 def test_local_functions():
-  model = parse("g (float[N] x) => (float[N] y) { y = custom.twice<alpha = 2.0> (x) }", ir=9)
+  model = parse("g (float[N] x) => (float[N] y) { y = custom.twice<alpha=2.0>(x) }", ir=9)
   model.functions.append(
     onnx.parser.parse_function("""<domain: "custom", opset_import: ["" : 17]>
-      twice <alpha> (x) => (y) { a = Constant<value_float : float = @alpha> ()  y = Mul(x, a) }""")
+      twice <alpha> (x) => (y) { a = Constant<value_float : float=@alpha>()  y = Mul(x, a) }""")
   )
   assert_round_trip(model)
 
@@ -96,7 +96,7 @@ def test_sparse_initializers():
 def test_strings_sequences_and_optionals():
   model = parse("""g (string[N] words, seq(float[N]) parts, optional(float[N]) perhaps)
     => (string[N] w, float[M] y, seq(float[N]) same, bool has) <string[2] more = {"a", "b"}> {
-    w = Concat<axis = 0> (words, more)  same = Identity(parts)  y = ConcatFromSequence<axis = 0> (same)
+    w = Concat<axis=0>(words, more)  same = Identity(parts)  y = ConcatFromSequence<axis=0>(same)
     s = SequenceInsert(same, y)  n = SequenceLength(s)  has = OptionalHasElement(perhaps) }""")
   model.graph.value_info.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, ["N"]))
   assert_round_trip(model)
@@ -106,7 +106,7 @@ def test_attributes_of_every_kind():
   model = parse("g (float[N] x) => (float[N] y) { y = custom.Everything(x) }")
   node = model.graph.node[0]
   tensor = numpy_helper.from_array(np.arange(3, dtype=np.int32), "t")
-  body = onnx.parser.parse_graph("b () => (float z) { z = Constant<value = float {1.0}> () }")
+  body = onnx.parser.parse_graph("b () => (float z) { z = Constant<value=float {1.0}>() }")
   sparse = helper.make_sparse_tensor(
     numpy_helper.from_array(np.ones(1, np.float32)), numpy_helper.from_array(np.zeros(1, np.int64)), [4]
   )
@@ -163,16 +163,16 @@ def test_outputs_that_are_inputs_and_constants():  # RELIABILITY 12
 
 def test_absent_inputs_and_outputs():  # RELIABILITY 14
   assert_round_trip(parse("""g (float[N] x, float high) => (float[N] y, int64[K] i) {
-    y = Clip(x, , high)  _, i = Unique<axis = 0> (x) }""".replace("_, i", '"", i')))  # fmt: skip
+    y = Clip(x, , high)  _, i = Unique<axis=0>(x) }""".replace("_, i", '"", i')))  # fmt: skip
 
 
 BODIES = """g (bool c, float[N] x) => (float[N] y, float[N] z) <float w = {2}> { a = Mul(x, w)
-    y = If (c) <then_branch = t () => (float[N] p) <float v = {3}> { p = Mul(a, v) },
+    y = If(c) <then_branch = t () => (float[N] p) <float v = {3}> { p = Mul(a, v) },
                 else_branch = e () => (float[N] q) {
-                    q = If (c) <then_branch = tt () => (float[N] r) { r = Add(a, w) },
+                    q = If(c) <then_branch = tt () => (float[N] r) { r = Add(a, w) },
                                 else_branch = ee () => (float[N] s) { s = Neg(x) }> }>
-    trips = Constant<value = int64 {3}> ()
-    z = Loop (trips, c, x) <body = b (int64 i, bool go, float[N] u) => (bool on, float[N] uu)
+    trips = Constant<value=int64 {3}>()
+    z = Loop(trips, c, x) <body = b (int64 i, bool go, float[N] u) => (bool on, float[N] uu)
         { on = Identity(go)  uu = Add(u, a) }> }"""
 
 
@@ -185,7 +185,7 @@ def test_bodies_within_bodies():
 def test_a_body_whose_output_is_the_outer_value():
   model = parse(
     "g (bool c, float[N] x) => (float[N] y) { a = Neg(x)  "
-    "y = If (c) <then_branch = t () => (float[N] p) { p = Identity(a) }, "
+    "y = If(c) <then_branch = t () => (float[N] p) { p = Identity(a) }, "
     "else_branch = e () => (float[N] a) { }> }"
   )
   assert_round_trip(model)
@@ -266,7 +266,7 @@ def test_changes_are_worked_in_and_nothing_else():
 
 
 def test_attributes_that_change():
-  model = parse("g (float[N,4] x) => (float[N,4] y) { y = LeakyRelu<alpha = 0.5> (x) }")
+  model = parse("g (float[N,4] x) => (float[N,4] y) { y = LeakyRelu<alpha=0.5>(x) }")
   graph = import_model(model)
   graph.nodes[0].attrs["alpha"] = 0.25
   graph.nodes[0].attrs["words"] = ["a", "b"]

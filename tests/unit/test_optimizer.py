@@ -103,8 +103,8 @@ def test_shapes_of_any_number_of_layers_are_folded():
   """Each is known once those before it are: a round for each layer, as in an Encodec from TorchScript."""
   layers = 2 * optimizer.MAX_ROUNDS
   nodes = "\n".join(
-    f"""s{at} = Shape(r{at})  n{at} = Gather<axis = 0>(s{at}, one)  h{at} = Div(n{at}, one)
-      t{at} = Concat<axis = 0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
+    f"""s{at} = Shape(r{at})  n{at} = Gather<axis=0>(s{at}, one)  h{at} = Div(n{at}, one)
+      t{at} = Concat<axis=0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
     for at in range(layers)
   )
   model = parsed(
@@ -313,7 +313,7 @@ def test_restore_gives_standard_onnx():
 
 def norm_model():
   return parsed(
-    "g (float[n,8] x) => (float[n,8] y) { [ln] y = LayerNormalization <axis = -1> (x, g, b) }",
+    "g (float[n,8] x) => (float[n,8] y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }",
     weights={"g": np.ones(8, np.float32), "b": np.zeros(8, np.float32)},
   )
 

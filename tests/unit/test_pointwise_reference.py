@@ -184,8 +184,12 @@ def test_floats_where_integers_differ():
 def in_onnx(program, inputs, opset):
   """The program through its decomposition, in onnx's own evaluator: ONNX Runtime lacks many integer kernels."""
   rank = max(x.ndim for x in inputs.values())
-  ranks = [rank - s.attribute("axes").count(" ") - 1 if (s := program.statement(r.name)) and s.op == "SumTo"
-           and not s.number("keepdims") else rank for r in program.results]  # fmt: skip
+  ranks = [
+    rank - s.attribute("axes").count(" ") - 1
+    if (s := program.statement(r.name)) and s.op == "SumTo" and not s.number("keepdims")
+    else rank
+    for r in program.results
+  ]
   outputs = [f"out_{each.name}" for each in program.results]
   nodes = to_onnx(program, [p.name for p in program.parameters], outputs, opset, "t", sums)
   given = {each.name: (each.dtype, inputs[each.name].shape) for each in program.parameters}
@@ -268,7 +272,7 @@ SHAPES = [
 
 @parametrize("opset", [11, 13, 24])
 @parametrize("text, shapes, expected", SHAPES)
-def test_results_have_the_whole_shape(text, shapes, expected, opset, rng):  # fmt: skip
+def test_results_have_the_whole_shape(text, shapes, expected, opset, rng):
   program = parse(text)
   inputs = {n: np.asarray(rng.random(shape), np.float32) for n, shape in shapes.items()}
   found = in_onnx(program, inputs, opset)

@@ -144,8 +144,9 @@ def test_what_only_a_rewrite_can_run(name, opset, op, rewrite, kept):
 def test_a_clip_of_one_element_stays():
   """No kernel of ours takes it."""
   nodes = "a = MatMul(x, w)  b = Clip(a, low)  y = MatMul(b, w)"
-  original = model(nodes, {"w": np.ones((1, 1), np.float32), "low": np.float32(0.5)},
-                   inputs="float[1,1] x", outputs="float[1,1] y")  # fmt: skip
+  original = model(
+    nodes, {"w": np.ones((1, 1), np.float32), "low": np.float32(0.5)}, inputs="float[1,1] x", outputs="float[1,1] y"
+  )
   _, _, kept = convert(original, "bf16", rewrites=frozenset({"lone-pointwise"}))
   assert kept == {"make_b": "ONNX Runtime's CUDA provider has no Clip in bfloat16"}
 
@@ -172,7 +173,7 @@ def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
 )
 @parametrize("op", ["ScatterND", "ScatterElements"])
 def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrites, kept):
-  nodes = f'a = MatMul(x, w)  b = {op}<reduction = "{reduction}">(a, i, u)  y = MatMul(b, w)'
+  nodes = f'a = MatMul(x, w)  b = {op}<reduction="{reduction}">(a, i, u)  y = MatMul(b, w)'
   places = np.zeros((1, 1) if op == "ScatterND" else (1, 4), np.int64)
   constants = {"w": np.full((4, 4), 0.1, np.float32), "i": places, "u": np.ones((1, 4), np.float32)}
   _, _, found = convert(model(nodes, constants, opset=18), name, rewrites=frozenset(rewrites))
@@ -183,7 +184,7 @@ def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrit
 @parametrize("name", ["fp16", "bf16"])
 def test_the_statistics_of_a_norm_stay(name):
   """Their dtype is what stash_type says, float32, whatever that of the norm."""
-  nodes = "a = MatMul(x, w)  n, mean = LayerNormalization<axis = 1>(a, g)  y = MatMul(n, w)  z = Neg(mean)"
+  nodes = "a = MatMul(x, w)  n, mean = LayerNormalization<axis=1>(a, g)  y = MatMul(n, w)  z = Neg(mean)"
   original = model(nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)}, outputs="float[2,4] y, float[2,1] z")
   result, _, _ = convert(original, name)
   inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
@@ -191,17 +192,18 @@ def test_the_statistics_of_a_norm_stay(name):
   assert (types["n"], types["mean"]) == (HALF if name == "fp16" else BFLOAT, FLOAT)
 
 
-@parametrize("made", ["EyeLike<dtype = 10>", "RandomUniformLike<dtype = 10, seed = 1.0>"])
+@parametrize("made", ["EyeLike<dtype=10>", "RandomUniformLike<dtype=10, seed=1.0>"])
 def test_a_dtype_that_an_attribute_says_stays(made):
-  original = model(f"a = {made}(x)  b = MatMul(h, a)  y = Cast<to = 1>(b)", inputs="float[4,4] x, float16[4,4] h",
-                   outputs="float[4,4] y")  # fmt: skip
+  original = model(
+    f"a = {made}(x)  b = MatMul(h, a)  y = Cast<to=1>(b)", inputs="float[4,4] x, float16[4,4] h", outputs="float[4,4] y"
+  )
   result, _, kept = convert(original, "fp32")
   assert ops(result) == [made.partition("<")[0], "Cast>float", "Cast>float", "MatMul", "Cast>float"]
   assert kept["make_a"] == "its attribute 'dtype' says its dtype"
 
 
 def test_double_stays():
-  nodes = "a = Relu(x)  b = Cast<to = 1>(a)  y = MatMul(b, w)"
+  nodes = "a = Relu(x)  b = Cast<to=1>(a)  y = MatMul(b, w)"
   result, _, _ = convert(model(nodes, {"w": WEIGHT}, inputs="double[2,4] x"))
   assert ops(result) == ["Relu", "Cast>half", "MatMul", "Cast>float"]
 
@@ -238,7 +240,7 @@ def test_small_numbers_beside_large_ones_do_not_matter():
 def test_what_masks_are_filled_with_stays_finite():
   lowest = np.finfo(np.float32).min
   assert converted(np.array([lowest, 0, -np.inf], np.float32), FP16).tolist() == [-32752.0, 0.0, -np.inf]
-  nodes = """m = Cast<to = 1>(mask)  n = Sub(one, m)  bias = Mul(n, lowest)
+  nodes = """m = Cast<to=1>(mask)  n = Sub(one, m)  bias = Mul(n, lowest)
     s = MatMul(x, w)  t = Add(s, bias)  p = Softmax(t)  y = MatMul(p, w)"""
   constants = {"w": WEIGHT, "one": np.float32(1), "lowest": lowest}
   result, _, kept = convert(model(nodes, constants, inputs="float[2,4] x, int64[2,4] mask"))
@@ -251,10 +253,10 @@ COSTLY = {
   "exponential": ("b = Exp(a)", "its results outgrow its inputs"),
   "power": ("b = Pow(a, two)", "its results outgrow its inputs"),
   "square": ("b = Mul(a, a)", "it squares"),
-  "sum": ("r = ReduceSum<keepdims = 1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
-  "mean": ("r = ReduceMean<keepdims = 1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
+  "sum": ("r = ReduceSum<keepdims=1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
+  "mean": ("r = ReduceMean<keepdims=1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
   "logarithm": ("b = Log(a)", "small inputs vanish"),
-  "norm": ("r = ReduceL2<keepdims = 1>(a)  b = Div(a, r)", "it sums squares"),
+  "norm": ("r = ReduceL2<keepdims=1>(a)  b = Div(a, r)", "it sums squares"),
 }
 
 
@@ -278,14 +280,13 @@ def test_what_computes_beyond_the_dtype_stays(name):
 
 
 def test_short_sums_do_not_stay():
-  original = model("a = MatMul(x, w)  y = ReduceMean<axes = [1], keepdims = 0>(a)", {"w": WEIGHT},
-                   outputs="float[2] y")  # fmt: skip
+  original = model("a = MatMul(x, w)  y = ReduceMean<axes=[1], keepdims=0>(a)", {"w": WEIGHT}, outputs="float[2] y")
   _, count, kept = convert(original)
   assert (count, kept) == (2, {})
 
 
 def test_positions_and_their_sines_stay():
-  nodes = "p = Cast<to = 1>(position)  angle = Mul(p, frequency)  s = Sin(angle)  y = MatMul(s, w)"
+  nodes = "p = Cast<to=1>(position)  angle = Mul(p, frequency)  s = Sin(angle)  y = MatMul(s, w)"
   frequency = np.array([1, 0.1, 0.01, 0.001], np.float32)
   result, _, kept = convert(model(nodes, {"w": WEIGHT, "frequency": frequency}, inputs="int64[2,4] position"))
   assert ops(result) == ["Cast>float", "Mul", "Sin", "Cast>half", "MatMul", "Cast>float"]
@@ -341,7 +342,7 @@ def test_a_value_is_cast_once_for_all_its_readers():
 
 def test_casts_of_the_model_become_borders_or_nothing():
   """From automatic mixed precision: what was in float32 between Casts is in float16 now, and no pair remains."""
-  nodes = "a = MatMul(x, w)  b = Cast<to = 1>(a)  c = Mul(b, scale)  d = Cast<to = 10>(c)  y = MatMul(d, w)"
+  nodes = "a = MatMul(x, w)  b = Cast<to=1>(a)  c = Mul(b, scale)  d = Cast<to=10>(c)  y = MatMul(d, w)"
   original = model(
     nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs="float16[2,4] x", outputs="float16[2,4] y"
   )
@@ -377,12 +378,15 @@ def test_a_constant_that_both_sides_read_is_there_twice():
   nodes = "a = MatMul(x, w)  b = Add(a, c)  d = Exp(b)  e = Add(d, c)  y = Tanh(e)"
   result, _, _ = convert(model(nodes, {"w": WEIGHT, "c": np.ones(4, np.float32)}))
   assert sorted((name, array.dtype.name) for name, array in initializers(result).items()) == [
-      ("c", "float32"), ("c_2", "float16"), ("w", "float16")]  # fmt: skip
+    ("c", "float32"),
+    ("c_2", "float16"),
+    ("w", "float16"),
+  ]
 
 
 def test_arguments_of_a_fixed_dtype_stay():
   original = model(
-    'a = MatMul(x, w)  y = Resize<mode = "nearest">(a, , scales)',
+    'a = MatMul(x, w)  y = Resize<mode="nearest">(a, , scales)',
     {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
     inputs="float[1,1,4,4] x",
     outputs="float[1,1,8,8] y",
@@ -405,7 +409,7 @@ def test_bodies_keep_their_dtypes_and_read_what_they_read_before():
 
 
 def test_arithmetic_on_shapes_stays_silently():
-  nodes = "s = Shape(x)  f = Cast<to = 1>(s)  g = Mul(f, two)  h = Cast<to = 7>(g)  a = MatMul(x, w)  y = Tile(a, h)"
+  nodes = "s = Shape(x)  f = Cast<to=1>(s)  g = Mul(f, two)  h = Cast<to=7>(g)  a = MatMul(x, w)  y = Tile(a, h)"
   result, count, kept = convert(model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs="float[a,b] y"))
   assert (count, kept) == (2, {})  # MatMul and Tile
   assert initializers(result)["two"].dtype == np.float32

@@ -70,14 +70,24 @@ def whole():
 
 def profiled():
   report = named("n")
-  return Report("profile", profile=Profile("CPU", "generated", report.profile.original), changes=report.changes,
-                labels_before=report.labels_before, labels_after=report.labels_after)  # fmt: skip
+  return Report(
+    "profile",
+    profile=Profile("CPU", "generated", report.profile.original),
+    changes=report.changes,
+    labels_before=report.labels_before,
+    labels_after=report.labels_after,
+  )
 
 
 REPORTS = {
-  "empty": Report(), "restore": Report("restore"), "profile": profiled(), "full": full_report(), "named": named("n"),
-  "hostile": named(HOSTILE), "skipped": Report(profile=Profile(HOSTILE, skipped=HOSTILE)),
-}  # fmt: skip
+  "empty": Report(),
+  "restore": Report("restore"),
+  "profile": profiled(),
+  "full": full_report(),
+  "named": named("n"),
+  "hostile": named(HOSTILE),
+  "skipped": Report(profile=Profile(HOSTILE, skipped=HOSTILE)),
+}
 
 
 def data_of(report):
@@ -106,10 +116,13 @@ def test_a_region_is_traced_through_all_its_rewrites():
   """`d` stands on where a layout changes; the Cast belongs to the last that computes it again."""
   conv, relu, fused = "c (Conv)", "r (Relu)", "c (FusedConv)"
   changes = [
-    Change("fuse-conv", (conv,), fused), Change("channels-last", (fused, "d (FusedConv)"), fused),
-    Change("conv-epilogue", (fused, relu), fused), Change("dead-nodes", ("made (Reshape)", "s (Shape)"), ""),
-    Change("sum-to-add", ("k (Cast)", "t (Sum)"), "t (Add)"), Change("p", ("k (Cast)",), "k (FusedPointwise)"),
-  ]  # fmt: skip
+    Change("fuse-conv", (conv,), fused),
+    Change("channels-last", (fused, "d (FusedConv)"), fused),
+    Change("conv-epilogue", (fused, relu), fused),
+    Change("dead-nodes", ("made (Reshape)", "s (Shape)"), ""),
+    Change("sum-to-add", ("k (Cast)", "t (Sum)"), "t (Add)"),
+    Change("p", ("k (Cast)",), "k (FusedPointwise)"),
+  ]
   before = {conv, relu, "s (Shape)", "t (Sum)", "k (Cast)"}
   found = find_regions(changes, before, {fused, "d (FusedConv)", "t (Add)", "k (FusedPointwise)"})
   assert [(region.kind, region.result, region.nodes) for region in found] == [

@@ -272,7 +272,7 @@ def model_of(inputs, nodes, outputs="float[] y", **weights):
 
 
 def test_indices_stay_within_their_table():
-  model = model_of("int64[50,50] i", "y = Gather (t, i)", t=np.zeros((7, 300), np.float32))
+  model = model_of("int64[50,50] i", "y = Gather(t, i)", t=np.zeros((7, 300), np.float32))
   values = generate(model, SIZES).feeds["i"]
   assert values.dtype == np.int64
   assert values.min() == 0
@@ -295,9 +295,9 @@ def test_indices_are_traced_through_arithmetic_and_bodies():
   """position + 2 indexes a table of 10, as in OPT; a body reads the input by its name."""
   model = model_of(
     "int32[40,40] i",
-    """c = Cast <to = 7> (i)  u = Unsqueeze (c, axis)  moved = Add (two, u)
-      y = If (flag) <then_branch = body () => (float[] o) { o = Gather (t, moved) },
-                     else_branch = body () => (float[] o) { o = Gather (t, moved) }>""",
+    """c = Cast <to=7>(i)  u = Unsqueeze(c, axis)  moved = Add(two, u)
+      y = If(flag) <then_branch = body () => (float[] o) { o = Gather(t, moved) },
+                     else_branch = body () => (float[] o) { o = Gather(t, moved) }>""",
     t=np.zeros((10, 4), np.float32),
     axis=np.int64([0]),
     two=np.int64(2),
@@ -310,7 +310,7 @@ def test_indices_are_traced_through_arithmetic_and_bodies():
 
 
 def test_the_smallest_table_and_the_given_axis_decide():
-  nodes = "x = Gather <axis = 1> (a, i)  j = Sub (i, one)  y = GatherElements <axis = 0> (b, j)"
+  nodes = "x = Gather <axis=1>(a, i)  j = Sub(i, one)  y = GatherElements <axis=0>(b, j)"
   tables = {"a": np.zeros((2, 9), np.float32), "b": np.zeros((5, 60), np.float32), "one": np.int64(1)}
   values = generate(model_of("int64[60,60] i", nodes, "float[] x, float[] y", **tables), SIZES).feeds["i"]
   assert values.min() == 1
@@ -318,11 +318,11 @@ def test_the_smallest_table_and_the_given_axis_decide():
 
 
 def test_a_table_of_unknown_length_gets_its_first_entry():
-  assert generate(model_of("float[n,4] t, int64[batch,seq] i", "y = Gather (t, i)"), SIZES).feeds["i"].max() == 0
+  assert generate(model_of("float[n,4] t, int64[batch,seq] i", "y = Gather(t, i)"), SIZES).feeds["i"].max() == 0
 
 
 def test_masks_have_no_empty_row():
-  model = model_of("int64[40,12] attention_mask", "y = Cast <to = 1> (attention_mask)")
+  model = model_of("int64[40,12] attention_mask", "y = Cast <to=1>(attention_mask)")
   mask = generate(model, SIZES).feeds["attention_mask"]
   assert set(np.unique(mask)) == {0, 1}
   assert (mask[:, :6] == 1).all()
@@ -331,7 +331,7 @@ def test_masks_have_no_empty_row():
 
 @parametrize("dtype", ["float16", "bfloat16", "double", "bool", "string", "uint8", "int8", "complex64", "float8e4m3fn"])
 def test_every_dtype(dtype):
-  value = generate(model_of(f"{dtype}[2,3,4] x", "y = Identity (x)"), SIZES).feeds["x"]
+  value = generate(model_of(f"{dtype}[2,3,4] x", "y = Identity(x)"), SIZES).feeds["x"]
   assert value.shape == (2, 3, 4)
   assert value.dtype == np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype.upper())))
 
@@ -340,10 +340,14 @@ def test_dynamic_dimensions_agree_across_inputs():
   model = model_of(
     """int64[batch_size,sequence_length] input_ids, int64[batch_size,total] mask,
       float[batch_size,4,past_sequence_length,8] past, float[?,3,?,?] pixels, float[twice,third,code] odd""",
-    "y = Identity (past)",
+    "y = Identity(past)",
   )
-  texts = {"total": "past_sequence_length + sequence_length", "twice": "2*sequence_length",
-           "third": "sequence_length // 3", "code": "import os"}  # fmt: skip
+  texts = {
+    "total": "past_sequence_length + sequence_length",
+    "twice": "2*sequence_length",
+    "third": "sequence_length // 3",
+    "code": "import os",
+  }
   for dim in (dim for value in model.graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param in texts):
     dim.dim_param = texts[dim.dim_param]
   case = generate(model, SIZES)
@@ -361,7 +365,7 @@ def test_dynamic_dimensions_agree_across_inputs():
 
 
 def test_inputs_are_the_same_each_time_and_differ_by_seed():
-  model = model_of("float[8] x, float[8] z", "y = Identity (x)")
+  model = model_of("float[8] x, float[8] z", "y = Identity(x)")
   first, again, other = generate(model, SIZES), generate(model, SIZES), generate(model, SIZES, seed=1)
   assert (first.feeds["x"] == again.feeds["x"]).all()
   assert (first.feeds["x"] != other.feeds["x"]).any()
@@ -369,25 +373,25 @@ def test_inputs_are_the_same_each_time_and_differ_by_seed():
 
 
 def test_initializers_are_not_fed():
-  model = model_of("float[3] x, float[3] w", "y = Add (x, w)", w=np.ones(3))
+  model = model_of("float[3] x, float[3] w", "y = Add(x, w)", w=np.ones(3))
   assert [value.name for value in required_inputs(model)] == ["x"]
 
 
 def test_absurd_shapes_are_refused_before_allocating():
-  model = model_of(f"float[{2**31},{2**31}] x", "y = Identity (x)")
+  model = model_of(f"float[{2**31},{2**31}] x", "y = Identity(x)")
   with pytest.raises(UsageError, match="too large"):
     generate(model, SIZES)
 
 
 def test_an_input_without_a_shape_asks_for_one():
-  model = model_of("float[] x", "y = Identity (x)")
+  model = model_of("float[] x", "y = Identity(x)")
   with pytest.raises(UsageError, match="--input-shape x:"):
     generate(model, SIZES)
   assert generate(model, SIZES, {"x": (2, 5)}).feeds["x"].shape == (2, 5)
 
 
 def test_sequences_are_generated_and_optional_inputs_left_out():
-  model = model_of("seq(float[2,3]) s, optional(float[]) o", "y = SequenceAt (s, zero)", zero=np.int64(0))
+  model = model_of("seq(float[2,3]) s, optional(float[]) o", "y = SequenceAt(s, zero)", zero=np.int64(0))
   feeds = generate(model, SIZES).feeds
   assert list(feeds) == ["s"]
   assert [part.shape for part in feeds["s"]] == [(2, 3), (2, 3)]
@@ -401,7 +405,7 @@ def test_candidates_differ():
 
 
 def two_inputs():
-  return model_of("float[n,3] x, int64[batch,seq] i", "y = Identity (x)")
+  return model_of("float[n,3] x, int64[batch,seq] i", "y = Identity(x)")
 
 
 def test_npz_files_are_read(tmp_path):
@@ -415,7 +419,7 @@ def test_npz_files_are_read(tmp_path):
 def test_npz_files_keep_bfloat16(tmp_path):
   values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
   np.savez(tmp_path / "data.npz", x=values)
-  model = model_of("bfloat16[2,3] x", "y = Identity (x)")
+  model = model_of("bfloat16[2,3] x", "y = Identity(x)")
   assert (load_inputs(tmp_path / "data.npz", model).feeds["x"] == values).all()
 
 

@@ -75,8 +75,9 @@ def softmax(s: Array, zero: bool) -> Array:
 def rotated(x: Array, cos: Array, sin: Array, rotary: str) -> Array:
   """x [b, h, s, d] with its first elements rotated, in x's dtype; cos, sin [s, pairs] or [b, s, pairs]."""
   pairs = cos.shape[-1]
-  first, second = (slice(0, pairs), slice(pairs, 2 * pairs)) if rotary == "half" else (
-      slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))  # fmt: skip
+  first, second = (
+    (slice(0, pairs), slice(pairs, 2 * pairs)) if rotary == "half" else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+  )
   c, s = (each.astype(np.float64)[..., None, :, :] for each in (cos, sin))
   a, b = x[..., first].astype(np.float64), x[..., second].astype(np.float64)
   y: Array = x.copy()

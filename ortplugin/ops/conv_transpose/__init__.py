@@ -23,8 +23,15 @@ from . import reference as reference_module
 
 NAME = "FusedConvTranspose"
 ATTRIBUTES = (
-    "auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides",
-)  # fmt: skip
+  "auto_pad",
+  "dilations",
+  "group",
+  "kernel_shape",
+  "output_padding",
+  "output_shape",
+  "pads",
+  "strides",
+)
 
 
 def attributes_of(node: onnx.NodeProto) -> ConvAttributes:

@@ -75,9 +75,12 @@ def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
   cache, total = found or (None, k[-2])
   atoms = make_atoms(q[0], heads, kv_heads, q[-2], total, q[-1], v[-1], flat)
   rows = atoms.t if cache is None else cache.added
-  reads = [read_heads(t, h, n, d, atoms, flat) for t, h, n, d in zip(
-      node.inputs, (atoms.h, atoms.kv, atoms.kv), (atoms.s, rows, rows), (atoms.d, atoms.d, atoms.e),
-      strict=False)]  # fmt: skip
+  reads = [
+    read_heads(t, h, n, d, atoms, flat)
+    for t, h, n, d in zip(
+      node.inputs, (atoms.h, atoms.kv, atoms.kv), (atoms.s, rows, rows), (atoms.d, atoms.d, atoms.e), strict=False
+    )
+  ]
   masks = []
   mask = optional_input(node, 3)
   if mask is not None:

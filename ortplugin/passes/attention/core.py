@@ -121,8 +121,12 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core, tf32: bool = False) -> Ap
 def _reads(scope: Scope, core: Core, tf32: bool) -> _Reads | str:
   """The tensors of one of DTYPES, or of TF32's, that may be read and written; or why there are none."""
   dtypes = TF32 if tf32 else DTYPES
-  found = [_from(scope, core.q, True), _from(scope, core.k, core.cache is None),
-           _from(scope, core.v, False),             _results(scope, core.y)]  # fmt: skip
+  found = [
+    _from(scope, core.q, True),
+    _from(scope, core.k, core.cache is None),
+    _from(scope, core.v, False),
+    _results(scope, core.y),
+  ]
   dtype = next((scope.dtype(read.tensor) for read in found[-1] if scope.dtype(read.tensor) in dtypes), None)
   q, k, v, y = ([read for read in each if scope.dtype(read.tensor) == dtype] for each in found)
   if dtype is None or not (q and k and v):

@@ -114,8 +114,9 @@ def stripped(scope: Scope, condition: gs.Tensor, kept: bool) -> tuple[gs.Tensor,
     if scope.op(node) == "Not":
       condition, kept = node.inputs[0], not kept
     else:
-      true = [(scope.constant(each, ELEMENTS), other) for each, other in
-              zip(node.inputs, reversed(node.inputs), strict=True)]  # fmt: skip
+      true = [
+        (scope.constant(each, ELEMENTS), other) for each, other in zip(node.inputs, reversed(node.inputs), strict=True)
+      ]
       others = [other for values, other in true if values is not None and values.all()]
       if not others:
         break

@@ -40,8 +40,11 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   if "kernel_shape" not in attributes and all(isinstance(size, int) for size in kernel):
     attributes["kernel_shape"] = list(kernel)
   if op == "FusedConv" and may_crop(attributes, (scope.rank(x) or 2) - 2):
-    return Missed(node, f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
-                               "than the kernel: ONNX Runtime's padding may be negative")  # fmt: skip
+    return Missed(
+      node,
+      f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
+      "than the kernel: ONNX Runtime's padding may be negative",
+    )
   program = biased(dtype, bias is not None)
   # Asked before the bias gets its shape, which may take a node that would have to go again, and of tensors like x and
   # w, of which it would be a reader that is in no graph.

@@ -10,8 +10,18 @@ from ..emit import integers
 from .fuse_pool import over_all_pixels
 from .plan import Edit, Layouts, Plan, Rule, axis_last, to_last
 
-REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
-              "ReduceLogSumExp", "ReduceSumSquare")  # fmt: skip
+REDUCTIONS = (
+  "ReduceSum",
+  "ReduceMean",
+  "ReduceMax",
+  "ReduceMin",
+  "ReduceProd",
+  "ReduceL1",
+  "ReduceL2",
+  "ReduceLogSum",
+  "ReduceLogSumExp",
+  "ReduceSumSquare",
+)
 
 
 def split_operands(

@@ -19,8 +19,14 @@ from ...ops import find
 from ..emit import integers
 from .plan import Layouts, Plan, Rule, shape_last
 
-KINDS = {"MaxPool": "max", "AveragePool": "average", "GlobalAveragePool": "global_average",
-         "GlobalMaxPool": "global_max", "ReduceMean": "global_average", "ReduceMax": "global_max"}  # fmt: skip
+KINDS = {
+  "MaxPool": "max",
+  "AveragePool": "average",
+  "GlobalAveragePool": "global_average",
+  "GlobalMaxPool": "global_max",
+  "ReduceMean": "global_average",
+  "ReduceMax": "global_max",
+}
 KEPT = ("auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides")
 LEAST = 1 << 20  # pixels of an open size
 

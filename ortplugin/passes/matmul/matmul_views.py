@@ -84,8 +84,9 @@ def _reshaped(scope: Scope, node: gs.Node, view: gs.Node, x: gs.Tensor) -> gs.Te
     return emit(scope, view, "Reshape", [source, integers(scope, dims, "shape")], goal)
   if extents(scope, shape) is None or scope.depends_on(shape, node):
     return None
-  lead = emit(scope, view, "Slice", [shape, *(integers(scope, [n], "to") for n in (0, len(goal) - 1))],
-              (len(goal) - 1,))  # fmt: skip
+  lead = emit(
+    scope, view, "Slice", [shape, *(integers(scope, [n], "to") for n in (0, len(goal) - 1))], (len(goal) - 1,)
+  )
   dims = emit(scope, view, "Concat", [lead, integers(scope, [k], "width")], (len(goal),), axis=0)
   return emit(scope, view, "Reshape", [a, dims], goal)
 

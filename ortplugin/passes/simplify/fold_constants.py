@@ -209,8 +209,10 @@ def _update_slice(node: gs.Node, data: Array, updates: Array, starts: Array) -> 
 
 
 _OWN: dict[str, Callable[..., Array]] = {
-    "Unsqueeze": _unsqueeze, "GatherElements": _gather_elements, UPDATE_SLICE: _update_slice,
-}  # fmt: skip
+  "Unsqueeze": _unsqueeze,
+  "GatherElements": _gather_elements,
+  UPDATE_SLICE: _update_slice,
+}
 """What is not left to onnx's evaluator: from the node and its inputs the output."""
 
 FOLD_CONSTANTS = RulePass("fold-constants", "nodes of constants are computed, within a budget", fold)

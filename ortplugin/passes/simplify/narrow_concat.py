@@ -27,8 +27,7 @@ def narrow(scope: Scope, node: gs.Node) -> Outcome:
   else:
     groups = [inputs[at : at + MOST_INPUTS] for at in range(0, len(inputs), MOST_INPUTS)]
     axis = int(node.attrs["axis"])
-    parts = [emit(scope, node, "Concat", group, None, axis=axis) if len(group) > 1 else group[0]
-             for group in groups]  # fmt: skip
+    parts = [emit(scope, node, "Concat", group, None, axis=axis) if len(group) > 1 else group[0] for group in groups]
   new = gs.Node("Concat", node.name, dict(node.attrs), parts)
   scope.replace([node], new, [node.outputs[0]])
   return Applied(labelled(node), new)

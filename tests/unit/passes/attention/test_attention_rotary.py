@@ -20,21 +20,27 @@ PASSES = (*FUSE, ATTENTION_ROTARY, DEAD_NODES)
 
 # {x} becomes {y}, by tables cos and sin. Of a head of 8 elements all are rotated, or the first four.
 TURNED = """{y}_lo = Slice({x}, zero, half, last)  {y}_hi = Slice({x}, half, end, last)  {y}_n = Neg({y}_hi)
-  {y}_c = Concat<axis = -1> ({y}_n, {y}_lo)"""
+  {y}_c = Concat<axis=-1>({y}_n, {y}_lo)"""
 FULL = TURNED + "  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)"
 SWAPPED = TURNED + "  {y}_a = Mul(cos, {x})  {y}_b = Mul(sin, {y}_c)  {y} = Add({y}_b, {y}_a)"
-BY_SPLIT = """{y}_lo, {y}_hi = Split<axis = -1> ({x}, halves)  {y}_n = Neg({y}_hi)
-  {y}_c = Concat<axis = 3> ({y}_n, {y}_lo)  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)"""
+BY_SPLIT = """{y}_lo, {y}_hi = Split<axis=-1>({x}, halves)  {y}_n = Neg({y}_hi)
+  {y}_c = Concat<axis=3>({y}_n, {y}_lo)  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)"""
 PRODUCTS = """{y}_1 = Mul({y}_lo, cos)  {y}_2 = Mul({y}_hi, sin)  {y}_s = Sub({y}_1, {y}_2)
   {y}_3 = Mul({y}_hi, cos)  {y}_4 = Mul({y}_lo, sin)  {y}_t = Add({y}_3, {y}_4)"""
-HALVES = "{y}_lo, {y}_hi = Split<axis = -1> ({x}, halves)  " + PRODUCTS + "  {y} = Concat<axis = -1> ({y}_s, {y}_t)"
+HALVES = "{y}_lo, {y}_hi = Split<axis=-1>({x}, halves)  " + PRODUCTS + "  {y} = Concat<axis=-1>({y}_s, {y}_t)"
 REST = "{y}_r = Slice({x}, half, end, last)  {y}_0 = Slice({x}, zero, half, last)  "
-PARTIAL = REST + FULL.replace("{y}", "{y}_p").replace("{x}", "{y}_0").replace("half", "two") + (
-    "  {y} = Concat<axis = -1> ({y}_p, {y}_r)")  # fmt: skip
-PARTIAL_HALVES = "{y}_lo, {y}_hi, {y}_r = Split<axis = -1> ({x}, quarters)  " + PRODUCTS + (
-    "  {y} = Concat<axis = -1> ({y}_s, {y}_t, {y}_r)")  # fmt: skip
+PARTIAL = (
+  REST
+  + FULL.replace("{y}", "{y}_p").replace("{x}", "{y}_0").replace("half", "two")
+  + ("  {y} = Concat<axis=-1>({y}_p, {y}_r)")
+)
+PARTIAL_HALVES = (
+  "{y}_lo, {y}_hi, {y}_r = Split<axis=-1>({x}, quarters)  "
+  + PRODUCTS
+  + ("  {y} = Concat<axis=-1>({y}_s, {y}_t, {y}_r)")
+)
 NEIGHBOURS = "{y}_lo = Slice({x}, zero, end, last, two)  {y}_hi = Slice({x}, one, end, last, two)  "
-STACK = "{y}_u = Unsqueeze({A}, minus)  {y}_v = Unsqueeze({B}, minus)  {y}_w = Concat<axis = -1> ({y}_u, {y}_v)  "
+STACK = "{y}_u = Unsqueeze({A}, minus)  {y}_v = Unsqueeze({B}, minus)  {y}_w = Concat<axis=-1>({y}_u, {y}_v)  "
 INTERLEAVED = (
   NEIGHBOURS + PRODUCTS + STACK.replace("{A}", "{y}_s").replace("{B}", "{y}_t") + ("{y} = Reshape({y}_w, whole)")
 )
@@ -73,7 +79,7 @@ class Form:
 
 def built(form, dtype="float"):
   """Attention of 4 heads of 8, of 5 rows of 2 texts, whose q and k are rotated."""
-  steps = ["{y} = Reshape({x}, by_head)", "{y} = Transpose<perm = [0,2,1,3]> ({x})"]
+  steps = ["{y} = Reshape({x}, by_head)", "{y} = Transpose<perm=[0,2,1,3]>({x})"]
   steps.insert(("b s (h d)", "b s h d", "b h s d").index(form.at), form.nodes)
 
   def heads(name, result):
@@ -86,8 +92,8 @@ def built(form, dtype="float"):
   text = f"""{form.before} zero = {{0}} one = {{1}} two = {{2}} half = {{4}} end = {{9223372036854775807}}
     last = {{-1}} minus = {{-1}} halves = {{4,4}} quarters = {{2,2,4}} by_head = {{2,5,4,8}}
     {heads("q", "qh")} {heads("k", "kr")} v4 = Reshape(v, by_head)  {form.keys or "kh = Identity(kr)"}
-    kt = Transpose<perm = [0,1,3,2]> (kh)  vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)
-    p = Softmax<axis = -1> (s)  a = MatMul(p, vh)  y4 = Transpose<perm = [0,2,1,3]> (a)
+    kt = Transpose<perm=[0,1,3,2]>(kh)  vh = Transpose<perm=[0,2,1,3]>(v4)  s = MatMul(qh, kt)
+    p = Softmax<axis=-1>(s)  a = MatMul(p, vh)  y4 = Transpose<perm=[0,2,1,3]>(a)
     joined = {{2,5,32}}  y = Reshape(y4, joined)"""
   # In the Reshape of what is stacked, all axes but the last two are as they are.
   text = f"whole = {'{2,5,4,8}' if form.at == 'b s h d' else '{2,4,5,8}'} {text}"
@@ -105,7 +111,7 @@ def node_of(optimized):
 
 FOUR, ROWS = (1, 1, 5, 4), (1, 5, 1, 4)
 DOUBLED = (
-  "c = Concat<axis = -1> (f, f)  cw = Cos(c)  sw = Sin(c)  at = {1}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"
+  "c = Concat<axis=-1>(f, f)  cw = Cos(c)  sw = Sin(c)  at = {1}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"
 )
 REPEATED = """pairs = {1,5,4,2}  three = {3}  g = Unsqueeze(f, three)  e = Expand(g, pairs)  flat = {1,5,8}
   c = Reshape(e, flat)  cw = Cos(c)  sw = Sin(c)  at = {2}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"""
@@ -131,7 +137,7 @@ FORMS = {
   "ONNX Runtime's operator": Form(
       CONTRIB + "({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
   "ONNX Runtime's operator, neighbours, with positions": Form(
-      CONTRIB + "<interleaved = 1> ({x}, where, cos, sin)", tables(9, 4), "interleaved", (2, 5, 4),
+      CONTRIB + "<interleaved=1>({x}, where, cos, sin)", tables(9, 4), "interleaved", (2, 5, 4),
       inputs="int64[2,5] where", left=("Gather", "Gather")),
 }  # fmt: skip
 
@@ -156,15 +162,18 @@ def test_a_rotation_goes_into_the_attention(form):
 def test_the_operator_of_onnx():
   """Of opset 23, with heads apart and in rows; ONNX Runtime's CPU provider need not have it."""
   for attributes, at in (("", "b h s d"), (", num_heads = 4", "b s (h d)")):
-    nodes = f"{{y}} = RotaryEmbedding<rotary_embedding_dim = 4{attributes}> ({{x}}, cos, sin)"
+    nodes = f"{{y}} = RotaryEmbedding<rotary_embedding_dim=4{attributes}>({{x}}, cos, sin)"
     form = Form(nodes, tables(2, 5, 2), opset=23, at=at)
     run_same(built(Form(PARTIAL_HALVES, tables(2, 1, 5, 2))), *PASSES, start=built(form), into=["FusedAttention"])
 
 
 def test_float_tables_between_casts():
   """Computed in float32 and rounded once, as the node does it."""
-  nodes = "{y}_w = Cast<to = 1> ({x})  " + FULL.replace("{x}", "{y}_w").replace("{y} = Add", "{y}_z = Add") + (
-      "  {y} = Cast<to = 10> ({y}_z)")  # fmt: skip
+  nodes = (
+    "{y}_w = Cast<to=1>({x})  "
+    + FULL.replace("{x}", "{y}_w").replace("{y} = Add", "{y}_z = Add")
+    + ("  {y} = Cast<to=10>({y}_z)")
+  )
   optimized, _ = run_same(built(Form(nodes, tables(*FOUR, doubled="half")), "float16"), *PASSES, precision="bfloat16")
   node, attributes = node_of(optimized)
   assert (attributes["rotary_dtype"], list(node.input[:3])) == (b"float", ["q", "k", "v"])
@@ -199,23 +208,27 @@ def test_equal_tables_are_one_constant():
 DIFFERENT = tables(1, 1, 5, 8)
 MISSES = {
   "only one of Q and K is rotated: 'kh', made by": Form(
-      FULL, tables(*FOUR, doubled="half"), inputs="float[2,4,2,8] past",
-      keys="recent = Slice(kr, zero, three, two)  kh = Concat<axis = 2> (past, recent)", before="three = {3}"),
+    FULL,
+    tables(*FOUR, doubled="half"),
+    inputs="float[2,4,2,8] past",
+    keys="recent = Slice(kr, zero, three, two)  kh = Concat<axis=2>(past, recent)",
+    before="three = {3}",
+  ),
   "is not known to have equal halves": Form(FULL, DIFFERENT),
-  "'cos' is not known to have equal neighbours": Form(
-      GPT_J, tables(*ROWS, doubled="half"), at="b s h d"),
+  "'cos' is not known to have equal neighbours": Form(GPT_J, tables(*ROWS, doubled="half"), at="b s h d"),
   "has not one row for each position": Form(FULL, tables(1, 1, 1, 4, doubled="half")),
   "is not known to be one row for each position": Form(FULL, tables(1, 4, 5, 4, doubled="half")),
   "'qh_one', which is rotated, is not known to have the shape": Form(
-      "{y}_one = Slice({x}, zero, one, zero)  " + FULL.replace("{x}", "{y}_one"),
-      tables(2, 1, 5, 4, doubled="half")),
+    "{y}_one = Slice({x}, zero, one, zero)  " + FULL.replace("{x}", "{y}_one"), tables(2, 1, 5, 4, doubled="half")
+  ),
   "'kr' is a graph output": Form(FULL, tables(*FOUR, doubled="half")),
   "the first position, 'start', is no constant": Form(
-      CONTRIB + "({x}, start, cos, sin)", tables(9, 4), inputs="int64[1] start"),
-  "or it scales": Form(CONTRIB + "<scale = 2.0> ({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
+    CONTRIB + "({x}, start, cos, sin)", tables(9, 4), inputs="int64[1] start"
+  ),
+  "or it scales": Form(CONTRIB + "<scale=2.0>({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
   "is not as": Form(CONTRIB + "({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}, at="b s h d"),
   "different tables, 'cos' and 'k5_cos'": Form(FULL, {**tables(*FOUR, doubled="half"), "k5_cos": DIFFERENT["cos"]}),
-}  # fmt: skip
+}
 
 
 @parametrize("reason", MISSES)

@@ -12,8 +12,8 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 pytestmark = pytest.mark.usefixtures("in_float")
 
 QKV = "float[2,4,5,8] q, float[2,4,5,8] k, float[2,4,5,8] v"
-SCORES = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)"
-END = "p = Softmax<axis = -1> (masked)  y = MatMul(p, v)"
+SCORES = "kt = Transpose<perm=[0,1,3,2]>(k)  s = MatMul(q, kt)"
+END = "p = Softmax<axis=-1>(masked)  y = MatMul(p, v)"
 Y = "float[2,4,5,8] y"
 LOW = "low = float {-3e38}  zero = float {0}"
 LOWEST = "lowest = float {-3.4028235e38}"
@@ -131,11 +131,13 @@ def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how):
 
 
 @parametrize("number", [-1e4, -3e38, -np.inf])
-@parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)",
-                                    "hidden = Add(t3, s)"])  # fmt: skip
+@parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)", "hidden = Add(t3, s)"])
 def test_a_number_takes_the_place_of_masked_scores(before, number):
-  original = graph(f"{SCORES} {LOW} {before}  masked = Where(m, hidden, fill) {END}",
-                   f"{QKV}, bool[5,5] m, bool[5,5] t2, float[5,5] t3", Y)  # fmt: skip
+  original = graph(
+    f"{SCORES} {LOW} {before}  masked = Where(m, hidden, fill) {END}",
+    f"{QKV}, bool[5,5] m, bool[5,5] t2, float[5,5] t3",
+    Y,
+  )
   triangle = np.where(TRIANGLE, 0, -np.inf).astype(np.float32)
   add_weights(original, t=triangle, fill=np.float32(number))
   fused(original)
@@ -162,17 +164,18 @@ def test_what_is_added_to_a_number_may_decide_a_row(behind, low):
 @parametrize("factor", [1e30, -1e4])
 def test_integers_times_a_number_that_is_not_the_lowest_may_decide_a_row(factor):
   """Of 2 the product is positive: beside LOWEST, which is lower, 1e30 is lost."""
-  how = "low = float {-1e4}  filled = Where(m, s, low)  f = Cast<to = 1> (n)"
+  how = "low = float {-1e4}  filled = Where(m, s, low)  f = Cast<to=1>(n)"
   how += f"  one = float {{1}}  no = Sub(one, f)  factor = float {{{factor}}}"
-  original = graph(f"{SCORES} {how}  b = Mul(no, factor)  masked = Add(filled, b) {END}",
-                   f"{QKV}, bool[5,5] m, int64[5] n", Y)  # fmt: skip
+  original = graph(
+    f"{SCORES} {how}  b = Mul(no, factor)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m, int64[5] n", Y
+  )
   assert_unchanged(original, [FUSE_ATTENTION], "may decide a row that is masked whole")
 
 
 PADDINGS = {
   "bools": "zero2 = float {0}  b = Where(m2, zero2, lowest)",
   "bools of texts": "axes = {0,1}  w = Unsqueeze(m1, axes)  zero2 = float {0}  b = Where(w, zero2, lowest)",
-  "integers": "axes = {0,1}  w = Unsqueeze(n, axes)  f = Cast<to = 1> (w)  one = float {1}"
+  "integers": "axes = {0,1}  w = Unsqueeze(n, axes)  f = Cast<to=1>(w)  one = float {1}"
   "  no = Sub(one, f)  b = Mul(no, lowest)",
 }
 
@@ -180,8 +183,9 @@ PADDINGS = {
 def test_a_number_that_hides_scores_is_filled_in_as_it_is():
   """In a row that it and a padding by the same number mask whole, all keys that one of them masks weigh alike."""
   how = "low = float {-1e30}  zero = float {0}  filled = Where(m, s, low)"
-  original = graph(f"{SCORES} {how}  b = Where(m2, zero, low)  masked = Add(filled, b) {END}",
-                   f"{QKV}, bool[5,5] m, bool[5] m2", Y)  # fmt: skip
+  original = graph(
+    f"{SCORES} {how}  b = Where(m2, zero, low)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m, bool[5] m2", Y
+  )
   fused(original)
   fused(original, given={"m": TRIANGLE, "m2": np.arange(5) >= 2})
 
@@ -191,8 +195,11 @@ def test_a_number_that_hides_scores_is_filled_in_as_it_is():
 @parametrize("padding", PADDINGS)
 def test_a_padding_of_the_lowest_number_decides_as_before(padding, triangle, number):
   """GPT-2 in a text that is padded on the left: rows that the triangle and the padding mask whole together."""
-  original = graph(f"{SCORES} {LOWEST} filled = Where(m, s, fill)  {PADDINGS[padding]}  masked = Add(filled, b) {END}",
-                   f"{QKV}, {'' if triangle else 'bool[5,5] m,'} bool[5,5] m2, bool[5] m1, int64[5] n", Y)  # fmt: skip
+  original = graph(
+    f"{SCORES} {LOWEST} filled = Where(m, s, fill)  {PADDINGS[padding]}  masked = Add(filled, b) {END}",
+    f"{QKV}, {'' if triangle else 'bool[5,5] m,'} bool[5,5] m2, bool[5] m1, int64[5] n",
+    Y,
+  )
   add_weights(original, fill=np.float32(number))
   if triangle:
     add_weights(original, m=TRIANGLE)
@@ -213,7 +220,7 @@ def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(number, causal)
 
 
 def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays():
-  nodes = "kt = Transpose<perm = [0,2,1]> (k)  s = MatMul(q, kt)  masked = Add(s, m)"
+  nodes = "kt = Transpose<perm=[0,2,1]>(k)  s = MatMul(q, kt)  masked = Add(s, m)"
   original = graph(f"{nodes} {END}", "float[3,5,8] q, float[3,0,8] k, float[3,0,8] v, float[3,1,0] m", "float[3,5,8] y")
   assert_unchanged(original, [FUSE_ATTENTION], "the mask 'm' has no elements")
 
@@ -227,8 +234,9 @@ def test_a_bias_behind_a_number_that_it_changes(number, fuses):
   assert_equal(original, optimized, feeds(original) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]})
 
 
-@parametrize("how", ["bias = Where(m, zero, low)", "bias = Where(m, b, low)",
-                                 "no = Not(m)  bias = Where(no, low, zero)"])  # fmt: skip
+@parametrize(
+  "how", ["bias = Where(m, zero, low)", "bias = Where(m, b, low)", "no = Not(m)  bias = Where(no, low, zero)"]
+)
 def test_in_float16_the_number_hides_the_score(how):
   """x + -65504 is -65504 in float16: the weights of a row that is masked whole are equal.
 
@@ -275,9 +283,9 @@ def test_constants_of_windows_are_repeated_for_each_image(rng):
 
 def test_a_mask_of_heads_that_are_read_in_groups_is_read_as_it_is():
   nodes = """two = {2}  more = {2,2,2,5,8}  all = {2,4,5,8}
-    k5 = Unsqueeze(k, two)  ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm = [0,1,3,2]> (kh)
+    k5 = Unsqueeze(k, two)  ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm=[0,1,3,2]>(kh)
     v5 = Unsqueeze(v, two)  ve = Expand(v5, more)  vh = Reshape(ve, all)
-    s = MatMul(q, kt)  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  y = MatMul(p, vh)"""
+    s = MatMul(q, kt)  masked = Add(s, m)  p = Softmax<axis=-1>(masked)  y = MatMul(p, vh)"""
   inputs = "float[2,4,5,8] q, float[2,2,5,8] k, float[2,2,5,8] v, float[1,4,5,5] m"
   _, node = fused(graph(nodes, inputs, Y), into=["FusedAttention"])
   assert node.input[3] == "m"

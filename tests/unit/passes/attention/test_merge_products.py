@@ -12,15 +12,19 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION, MERGE_PRODU
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
-CORE = """kt = Transpose<perm = [0,2,3,1]> (k4)  qh = Transpose<perm = [0,2,1,3]> (q4)
-  vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)  p = Softmax<axis = -1> (s)  a = MatMul(p, vh)
-  y4 = Transpose<perm = [0,2,1,3]> (a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
+CORE = """kt = Transpose<perm=[0,2,3,1]>(k4)  qh = Transpose<perm=[0,2,1,3]>(q4)
+  vh = Transpose<perm=[0,2,1,3]>(v4)  s = MatMul(qh, kt)  p = Softmax<axis=-1>(s)  a = MatMul(p, vh)
+  y4 = Transpose<perm=[0,2,1,3]>(a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
 HEADS = "heads = {2,-1,4,8}  q4 = Reshape(q, heads)  k4 = Reshape(k, heads)  v4 = Reshape(v, heads)"
 PRODUCTS = "q = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)"
 BIASED = "q0 = MatMul(x, wq)  q = Add(q0, bq)  k = MatMul(x, wk)  v0 = MatMul(x, wv)  v = Add(bv, v0)"
 X = "float[2,5,16] x"
-MERGED = {"q_layout": "b s (h:0/12 d)", "k_layout": "b s (h:4/12 d)", "v_layout": "b s (h:8/12 d)",
-          "y_layout": "b s (h d)"}  # fmt: skip
+MERGED = {
+  "q_layout": "b s (h:0/12 d)",
+  "k_layout": "b s (h:4/12 d)",
+  "v_layout": "b s (h:8/12 d)",
+  "y_layout": "b s (h d)",
+}
 
 
 def with_weights(original, **shapes):
@@ -94,11 +98,11 @@ def test_keys_and_values_of_an_encoder():
 
 
 def test_gemm_of_rows():
-  nodes = """q = Gemm<transB = 1> (x, wq, bq)  k = Gemm(x, wk)  v = Gemm(x, wv, bv)
+  nodes = """q = Gemm<transB = 1>(x, wq, bq)  k = Gemm(x, wk)  v = Gemm(x, wv, bv)
     by_head = {5,4,8}  q3 = Reshape(q, by_head)  k3 = Reshape(k, by_head)  v3 = Reshape(v, by_head)
-    qh = Transpose<perm = [1,0,2]> (q3)  kt = Transpose<perm = [1,2,0]> (k3)  vh = Transpose<perm = [1,0,2]> (v3)
+    qh = Transpose<perm=[1,0,2]>(q3)  kt = Transpose<perm=[1,2,0]>(k3)  vh = Transpose<perm=[1,0,2]>(v3)
     zero = {0}  q4 = Unsqueeze(qh, zero)  k4 = Unsqueeze(kt, zero)  v4 = Unsqueeze(vh, zero)
-    s = MatMul(q4, k4)  p = Softmax<axis = -1> (s)  y = MatMul(p, v4)"""
+    s = MatMul(q4, k4)  p = Softmax<axis=-1>(s)  y = MatMul(p, v4)"""
   original = graph(nodes, "float[5,16] x", "float[1,4,5,8] y")
   with_weights(original, wq=(32, 16), wk=(16, 32), wv=(16, 32), bq=(32,), bv=(32,))
   _, node = fused(original, MERGE_PRODUCTS)

@@ -9,10 +9,7 @@ NAMES = ("s", "b", "m", "v")
 VALUES = {"s": [0.5, -1, 2, 0.25], "b": [3, -0.5, 0, 1], "m": [0.75, -2, 20, 1], "v": [2, 0.5, 0.1, 4]}
 
 
-def graph(
-    dims=",4,5,6", dtype="float", attributes="epsilon = 0.001", inputs=(),
-    parameters=""
-):  # fmt: skip
+def graph(dims=",4,5,6", dtype="float", attributes="epsilon = 0.001", inputs=(), parameters=""):
   def values(name):
     bits = np.array(VALUES[name], np.float16).view(np.uint16) if parameters == "float16" else VALUES[name]
     return ", ".join(map(str, bits))

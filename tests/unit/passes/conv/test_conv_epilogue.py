@@ -38,7 +38,7 @@ S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, floa
   "nodes, expected",
   [
       ("y = Relu(c)", ["y = Relu(c)"]),
-      ("y = LeakyRelu<alpha = 0.1>(c)", ["y = LeakyRelu<alpha=0.1>(c)"]),
+      ("y = LeakyRelu<alpha=0.1>(c)", ["y = LeakyRelu<alpha=0.1>(c)"]),
       ("y = Clip(c, zero, six)", ["y = Clip(c, 0, 6)"]),
       ("y = HardSwish(c)", ["y = HardSwish(c)"]),
       ("a = Mul(c, s)  y = Tanh(a)", ["mul = Mul(c, 0.5)", "y = Tanh(mul)"]),
@@ -72,7 +72,7 @@ def test_in_float16():
 
 
 def test_casts_become_part_of_it():
-  fuse(model(graph("a = Cast<to = 1>(c)  b = Relu(a)  y = Cast<to = 10>(b)", dtype="float16")), into=["FusedConv"])
+  fuse(model(graph("a = Cast<to=1>(c)  b = Relu(a)  y = Cast<to=10>(b)", dtype="float16")), into=["FusedConv"])
 
 
 def test_what_was_fused_before_is_drawn_in():
@@ -134,7 +134,7 @@ def test_a_graph_output_is_the_last():
   [
       (graph("y = Add(c, r)", "", ", float[M,N,4,5,6] r", out="[M,N,4,5,6]"), "'r' of shape [M, N, 4, 5, 6] does"),
       (graph("y = Add(c, r)", "", ", float[K,4,5,6] r", out="[A,4,5,6]"), "of shape [K, 4, 5, 6] does not surely"),
-      (graph("e = MaxPool<kernel_shape = [5, 6]>(c)  d = Conv(e, u)  y = Mul(d, x)", "float[4,4,1,1] u = {"
+      (graph("e = MaxPool<kernel_shape=[5, 6]>(c)  d = Conv(e, u)  y = Mul(d, x)", "float[4,4,1,1] u = {"
              + ", ".join("1" for _ in range(16)) + "}"), "'x' of shape [N, 4, 5, 6] does not surely broadcast to"),
       (graph("v = Reshape(r, t)  y = Add(c, v)", "", ", float[K] r, int64[R] t", out="[A,B,C,D]"),
        "the rank of 'v' is unknown"),
@@ -142,7 +142,7 @@ def test_a_graph_output_is_the_last():
       (graph("a = Relu(c)  y = Softmax(c)", "", "", ", float[N,4,5,6] a"), "'c' is also used by 'y' (Softmax)"),
       (graph("y = Relu(c)", "", "", ", float[N,4,5,6] c"), "'c' is a graph output"),
       (graph("y = Floor(c)", dtype="float16"), "'c' has to be rounded to float16 before it"),
-      (graph("y = Cast<to = 6>(c)").replace("(float[N,4,5,6] y)", "(int32[N,4,5,6] y)"), "it has a value of int32"),
+      (graph("y = Cast<to=6>(c)").replace("(float[N,4,5,6] y)", "(int32[N,4,5,6] y)"), "it has a value of int32"),
       (graph("y, mask = Dropout(c)", "", "", ", bool[N,4,5,6] mask"), "its mask is wanted"),
   ],
 )  # fmt: skip
@@ -168,24 +168,24 @@ def test_a_residual_of_dynamic_dimensions_that_stay():
   [
     # A block with strides and its shortcut: two ways to the same lengths, which have no name.
     (
-      """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  r = Relu(c)  d = Conv<pads = [1, 1, 1, 1]>(r, w)
-        s = Conv<strides = [2, 2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
+      """c = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, w)  r = Relu(c)  d = Conv<pads=[1, 1, 1, 1]>(r, w)
+        s = Conv<strides=[2, 2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
       3,
     ),
     (
-      """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  d = Conv<pads = [1, 1, 1, 1]>(c, w)
+      """c = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, w)  d = Conv<pads=[1, 1, 1, 1]>(c, w)
         m = Mul(c, k)  a = Add(d, m)  y = Relu(a)""",
       2,
     ),
     # One less: not the same.
     (
-      """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  s = Conv<strides = [2, 2]>(x, w)
+      """c = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, w)  s = Conv<strides=[2, 2]>(x, w)
         a = Softmax(s)  b = Add(c, a)  y = Relu(b)""",
       0,
     ),
-    ("""c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [3, 3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
+    ("""c = Conv<strides=[2, 2]>(x, u)  s = Conv<strides=[3, 3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
     (
-      """c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [2, 2], pads = [0, 0, 1, 0]>(x, u)
+      """c = Conv<strides=[2, 2]>(x, u)  s = Conv<strides=[2, 2], pads=[0, 0, 1, 0]>(x, u)
         a = Softmax(s)  y = Add(c, a)""",
       0,
     ),
@@ -209,7 +209,7 @@ def test_residuals_of_lengths_without_a_name(nodes, fused):
 def test_images_that_are_read_with_channels_first(size, fused):
   """Their lengths stand elsewhere than the results'."""
   text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
-    c = Conv<strides = [2, 2]>(x, w)  d = Conv<strides = [2, 2]>(z, w)  y = Add(c, d) }}"""
+    c = Conv<strides=[2, 2]>(x, w)  d = Conv<strides=[2, 2]>(z, w)  y = Add(c, d) }}"""
   before, _ = run_pass(model(text), FUSE_CONV, CHANNELS_LAST_ALWAYS)
   optimized, result = run_pass(before, IMAGE_INPUT, CONV_EPILOGUE)
   assert [each.rewrite for each in result.changes] == ["image-input"] * 2 + ["conv-epilogue"] * fused
@@ -222,7 +222,7 @@ def test_an_identity_is_no_epilogue():
 
 
 def test_what_is_used_inside_a_body_is_the_last():
-  branches = """y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
+  branches = """y = If(b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
       else_branch = otherwise () => (float[N,4,5,6] e) { e = Softmax(c) }>  z = Relu(c)"""
   before, _ = run_pass(model(graph(branches, "", ", bool b", ", float[N,4,5,6] z")), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], "'c' is also used inside a body")

@@ -8,8 +8,12 @@ from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, pa
 
 from ortplugin.optimizer.pipeline import FUSE_CONV
 
-DTYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float": TensorProto.FLOAT,
-          "double": TensorProto.DOUBLE}  # fmt: skip
+DTYPES = {
+  "float16": TensorProto.FLOAT16,
+  "bfloat16": TensorProto.BFLOAT16,
+  "float": TensorProto.FLOAT,
+  "double": TensorProto.DOUBLE,
+}
 
 
 def conv(
@@ -109,8 +113,8 @@ def test_dynamic_spatial_dimensions():
 
 def test_in_a_body():
   original = model("""g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1, 2, 3, 4}> {
-      y = If (c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv (x, w) },
-                  else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides = [1, 1]> (x, w) }> }""")
+      y = If(c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv(x, w) },
+                  else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides=[1, 1]>(x, w) }> }""")
   run_same(original, FUSE_CONV, changes=2)
 
 

@@ -18,7 +18,7 @@ def graph(nodes, gradients="dX dW dB", outputs="", program=PROGRAM):
   model = parsed(
     f"""g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy, float[N,4,6,5] y, float[4,1,1] s)
       => ({made}{outputs}) <float zero = {{0}}> {{ {nodes}
-      {", ".join(gradients.split())} = ortplugin.ConvGrad<program = "P">(X, W, g) }}""",
+      {", ".join(gradients.split())} = ortplugin.ConvGrad<program="P">(X, W, g) }}""",
     domains=["ortplugin"],
   )
   node = model.graph.node[-1]
@@ -35,13 +35,16 @@ def fuse(original, **more):
 @parametrize(
   "nodes, statements, inputs",
   [
-      ("p = Greater(y, zero)  g = Where(p, dy, zero)", ["greater = Greater(y, 0)", "y2 = Where(greater, dy, 0)"], 4),
-      ("p = LessOrEqual(y, zero)  g = Where(p, zero, dy)",
-       ["lessorequal = LessOrEqual(y, 0)", "y2 = Where(lessorequal, 0, dy)"], 4),
-      ("g = Mul(dy, s)", ["y = Mul(dy, s)"], 4),
-      ("a = Mul(y, y)  b = Sub(zero, a)  g = Mul(dy, b)", None, 4),
+    ("p = Greater(y, zero)  g = Where(p, dy, zero)", ["greater = Greater(y, 0)", "y2 = Where(greater, dy, 0)"], 4),
+    (
+      "p = LessOrEqual(y, zero)  g = Where(p, zero, dy)",
+      ["lessorequal = LessOrEqual(y, 0)", "y2 = Where(lessorequal, 0, dy)"],
+      4,
+    ),
+    ("g = Mul(dy, s)", ["y = Mul(dy, s)"], 4),
+    ("a = Mul(y, y)  b = Sub(zero, a)  g = Mul(dy, b)", None, 4),
   ],
-)  # fmt: skip
+)
 def test_what_makes_the_gradient_is_drawn_in(nodes, statements, inputs):
   optimized, _ = fuse(graph(nodes), into=["ConvGrad"])
   assert len(optimized.graph.node[0].input) == inputs
@@ -91,7 +94,7 @@ def test_what_the_operator_itself_reads_stays():
   original = parsed(
     """g (float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
       g = Relu(v)
-      dX, dW, dB = ortplugin.ConvGrad<program = "(float dz) => (float dz) {}", operands = "X W",
+      dX, dW, dB = ortplugin.ConvGrad<program="(float dz) => (float dz) {}", operands = "X W",
           gradients = "dX dW dB", kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(g, W, g) }""",
     domains=["ortplugin"],
   )
@@ -123,8 +126,8 @@ def test_gradients_have_channels_last_between_convolutions():
   """In a region with a convolution, weights and their gradients too; the bias's gradient is as it was."""
   original = parsed(
     """g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)
-      { c = Conv<pads = [1, 1, 1, 1]>(X, W)  y = Relu(c)
-        dX, dW, dB = ortplugin.ConvGrad<program = "P">(X, W, dy, y) }""",
+      { c = Conv<pads=[1, 1, 1, 1]>(X, W)  y = Relu(c)
+        dX, dW, dB = ortplugin.ConvGrad<program="P">(X, W, dy, y) }""",
     domains=["ortplugin"],
   )
   program = "(float dy, float y) => (float dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }"

@@ -54,8 +54,13 @@ def test_forms(nodes, constants):
 def test_two_layers(activation, count):
   """The activation becomes part of the first; nothing but views is left between the two."""
   scalars = "float three = {3}, float zero = {0}, float six = {6}"
-  original = classifier(f"g = Gemm(f, m, b)  {activation}  y = Gemm<transB = 1>(h, k2)", constant("m", 4, 6),
-                        constant("b", 6), constant("k2", 6, 6), scalars)  # fmt: skip
+  original = classifier(
+    f"g = Gemm(f, m, b)  {activation}  y = Gemm<transB = 1>(h, k2)",
+    constant("m", 4, 6),
+    constant("b", 6),
+    constant("k2", 6, 6),
+    scalars,
+  )
   optimized = before(original)
   for _ in range(2):
     optimized, _ = run_pass(optimized, GEMM_TO_CONV, CONV_EPILOGUE)
@@ -77,7 +82,7 @@ def test_an_operand_with_a_batch_ends_the_chain():
   [
     ("y = Gemm(f, m, r)", [constant("m", 4, 6)], ", float[N,6] r", "its bias 'r' is no constant"),
     ("y = Gemm(f, m, b)", [constant("m", 4, 6), constant("b", 6, 1)], "", "its bias 'b' is no constant"),
-    ("y = Gemm<alpha = 0.5>(f, m)", [constant("m", 4, 6)], "", "it has transA = 0, alpha = 0.5 and beta = 1"),
+    ("y = Gemm<alpha=0.5>(f, m)", [constant("m", 4, 6)], "", "it has transA = 0, alpha = 0.5 and beta = 1"),
     ("y = MatMul(f, v)", [], ", float[4,6] v", "'v' is no constant of two dimensions"),
   ],
 )

@@ -8,14 +8,11 @@ from pass_helpers import assert_unchanged, model, operators, parametrize, run_pa
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST, DEAD_NODES, FORBID_TF32, FUSE_CONV, WINDOWS_LAST
 
-TO_IMAGE = "t = Transpose<perm = [0, 5, 1, 3, 2, 4]>(x)  r = Reshape(t, image)"
-CONV = "y = Conv<pads = [1, 1, 1, 1]>(r, w)"
+TO_IMAGE = "t = Transpose<perm=[0, 5, 1, 3, 2, 4]>(x)  r = Reshape(t, image)"
+CONV = "y = Conv<pads=[1, 1, 1, 1]>(r, w)"
 
 
-def graph(
-    nodes, x="float16[2,2,3,3,2,4] x", y="float16[2,4,6,6] y", image=(2, 4, 6, 6),
-    weights=FP16
-):  # fmt: skip
+def graph(nodes, x="float16[2,2,3,3,2,4] x", y="float16[2,4,6,6] y", image=(2, 4, 6, 6), weights=FP16):
   original = model(f"g ({x}) => ({y}) <{weights}> {{ {nodes} }}", opset=19)
   add_weights(original, image=np.array(image, np.int64))
   return original
@@ -23,8 +20,12 @@ def graph(
 
 @parametrize("batch", ["2", "N"])
 def test_before_a_convolution(batch):
-  original = graph(f"{TO_IMAGE}  {CONV}", f"float16[{batch},2,3,3,2,4] x", f"float16[{batch},4,6,6] y",
-                   (2 if batch == "2" else 0, 4, 6, 6))  # fmt: skip
+  original = graph(
+    f"{TO_IMAGE}  {CONV}",
+    f"float16[{batch},2,3,3,2,4] x",
+    f"float16[{batch},4,6,6] y",
+    (2 if batch == "2" else 0, 4, 6, 6),
+  )
   optimized, result = run_same(
     original, FUSE_CONV, WINDOWS_LAST, N=2, into=["Transpose", "Reshape", "Transpose", "FusedConv"]
   )
@@ -43,9 +44,9 @@ def test_before_a_convolution(batch):
 
 
 def test_through_pools_and_what_is_pointwise():
-  pool = "p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(r)  s = Sigmoid(r)"
+  pool = "p = AveragePool<kernel_shape=[2, 2], strides=[2, 2]>(r)  s = Sigmoid(r)"
   original = graph(
-    f"{TO_IMAGE}  {pool}  u = Conv<pads = [1, 1, 1, 1]>(p, w)  y = Conv<pads = [1, 1, 1, 1]>(s, w)",
+    f"{TO_IMAGE}  {pool}  u = Conv<pads=[1, 1, 1, 1]>(p, w)  y = Conv<pads=[1, 1, 1, 1]>(s, w)",
     y="float16[2,4,6,6] y, float16[2,4,3,3] u",
   )
   optimized, _ = run_same(original, FUSE_CONV, WINDOWS_LAST, CHANNELS_LAST, DEAD_NODES)

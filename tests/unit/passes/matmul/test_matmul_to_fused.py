@@ -20,21 +20,24 @@ def gemm(attributes="", operands="x, w, b"):
 @parametrize(
   "text, weights, statements",
   [
-      (MATMUL, {"w": (8, 6)}, []),
-      ("g (f[8] x) => (f[6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
-      ("g (f[N,2,3,M,8] x) => (f[N,2,3,M,6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
-      ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
-      ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose<perm = [1, 0]>(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
-      (gemm(operands="x, w"), {"w": (8, 6)}, []),
-      (gemm("<transB = 1>"), {"w": (6, 8), "b": (6,)}, ["y = Add(c, bias)"]),
-      (gemm(), {"w": (8, 6), "b": (1, 6)}, ["y = Add(c, bias)"]),
-      (gemm(), {"w": (8, 6), "b": ()}, ["y = Add(c, bias)"]),
-      (gemm("<alpha = 0.5>", "x, w"), {"w": (8, 6)}, ["scaled = Mul(c, 0.5)"]),
-      (gemm("<alpha = 0.5, beta = 2.0>"), {"w": (8, 6), "b": (6,)},
-       ["scaled = Mul(c, 0.5)", "scaled_bias = Mul(bias, 2)", "y = Add(scaled, scaled_bias)"]),
-      ("g (f[N,8] x, f[N,1] b) => (f[N,6] y) { y = Gemm(x, w, b) }", {"w": (8, 6)}, ["y = Add(c, bias)"]),
+    (MATMUL, {"w": (8, 6)}, []),
+    ("g (f[8] x) => (f[6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
+    ("g (f[N,2,3,M,8] x) => (f[N,2,3,M,6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
+    ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
+    ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose<perm=[1, 0]>(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
+    (gemm(operands="x, w"), {"w": (8, 6)}, []),
+    (gemm("<transB = 1>"), {"w": (6, 8), "b": (6,)}, ["y = Add(c, bias)"]),
+    (gemm(), {"w": (8, 6), "b": (1, 6)}, ["y = Add(c, bias)"]),
+    (gemm(), {"w": (8, 6), "b": ()}, ["y = Add(c, bias)"]),
+    (gemm("<alpha=0.5>", "x, w"), {"w": (8, 6)}, ["scaled = Mul(c, 0.5)"]),
+    (
+      gemm("<alpha=0.5, beta=2.0>"),
+      {"w": (8, 6), "b": (6,)},
+      ["scaled = Mul(c, 0.5)", "scaled_bias = Mul(bias, 2)", "y = Add(scaled, scaled_bias)"],
+    ),
+    ("g (f[N,8] x, f[N,1] b) => (f[N,6] y) { y = Gemm(x, w, b) }", {"w": (8, 6)}, ["y = Add(c, bias)"]),
   ],
-)  # fmt: skip
+)
 def test_forms(text, weights, statements):
   optimized, _ = run_same(
     weighted(text, weights),
@@ -50,7 +53,7 @@ def test_forms(text, weights, statements):
 
 
 def test_a_bias_times_0_is_not_read():
-  original = weighted(gemm("<beta = 0.0>"), {"w": (8, 6), "b": (6,)})
+  original = weighted(gemm("<beta=0.0>"), {"w": (8, 6), "b": (6,)})
   original.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.full(6, np.nan, np.float16), "b"))
   assert_same_outputs(original, run_pass(original, MATMUL_TO_FUSED)[0])
 

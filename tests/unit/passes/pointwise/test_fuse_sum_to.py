@@ -175,7 +175,7 @@ def test_a_comparison_sees_what_the_model_rounds():
 
 
 def test_in_a_body():
-  text = """g (float[N,8] x, bool c) => (float[N] y) { y = If (c) <
+  text = """g (float[N,8] x, bool c) => (float[N] y) { y = If(c) <
       then_branch = a () => (float[N] t) { p = Mul(x, x)  t = ReduceSum<keepdims=0, axes=[1]>(p) },
       else_branch = b () => (float[N] e) { q = Exp(x)  e = ReduceSum<keepdims=0, axes=[1]>(q) }> }"""
   run_same(model(text, 12), FUSE_SUM_TO, changes=2)

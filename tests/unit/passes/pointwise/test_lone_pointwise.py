@@ -26,7 +26,7 @@ def test_becomes_a_kernel_of_its_own(nodes, inputs, operators_after, statement):
   assert_unchanged(optimized, [LONE_POINTWISE])
 
 
-ONE = "k = Constant<value = float {0.125}> ()"
+ONE = "k = float {0.125}"
 
 
 @parametrize(
@@ -39,7 +39,7 @@ ONE = "k = Constant<value = float {0.125}> ()"
       "g (float[N,8] x, float[8,8] w, float[8] b) => (float[N,8] y) { m = MatMul(x, w) y = Add(m, b) }",
       "a bias of a product of matrices",
     ),
-    (f"g ({X}) => (float16[N,4,8] y) {{ y = Cast<to = 10> (x) }}", "a Cast"),
+    (f"g ({X}) => (float16[N,4,8] y) {{ y = Cast<to=10>(x) }}", "a Cast"),
     ("g (int64[N] x) => (int64[N] y) { y = Neg(x) }", "no floating-point result"),
     ("g (float x) => (float y) { y = Exp(x) }", "one number"),
     (f"g ({X}) => ({Y}) {{ y = Softmax(x) }}", "not pointwise"),

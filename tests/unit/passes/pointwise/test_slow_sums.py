@@ -10,9 +10,11 @@ DTYPES = ["float", "float16", "bfloat16"]
 
 def graph(op, axes, dtype="float", x="2,3,4,5", y="", opset=18, **attributes):
   known = "".join(f"{name} = {value}, " for name, value in {"keepdims": 0, **attributes}.items())
-  body = f"y = {op}<{known}axes = {axes}>(x)" if opset < 18 and (op != "ReduceSum" or opset < 13) else (
-    f"a = Constant<value_ints = {axes}>()  y = {op}<{known.rstrip(', ')}>(x, a)"
-  )  # fmt: skip
+  body = (
+    f"y = {op}<{known}axes = {axes}>(x)"
+    if opset < 18 and (op != "ReduceSum" or opset < 13)
+    else (f"a = Constant<value_ints={axes}>()  y = {op}<{known.rstrip(', ')}>(x, a)")
+  )
   result = f"[{y}]" if y else ""
   return model(f"g ({dtype}[{x}] x) => ({dtype}{result} y) {{ {body} }}", opset)
 
@@ -42,7 +44,7 @@ def test_opsets(op, opset, keepdims):
 def test_a_normalisation_as_pytorch_exports_it():
   """A row of zeros, and one whose norm is below the limit, stay what they are."""
   original = model("""g (float[2,4,5] x) => (float[2,4,5] y) <float low = {1e-12}> {
-    a = Constant<value_ints = [-1]>()  n = ReduceL2(x, a)  c = Clip(n, low)  y = Div(x, c) }""", 18)  # fmt: skip
+    a = Constant<value_ints=[-1]>()  n = ReduceL2(x, a)  c = Clip(n, low)  y = Div(x, c) }""", 18)  # fmt: skip
   optimized, _ = run_pass(original, SLOW_SUMS, FUSE_SUM_TO, FUSE_POINTWISE, into=["FusedSumTo", "FusedPointwise"])
   assert "Sqrt" in programs(optimized)[1]
   x = np.random.default_rng(3).standard_normal((2, 4, 5)).astype(np.float32)
@@ -60,8 +62,8 @@ STAY = {
   "another": graph("ReduceMax", "[1]", y="2,4,5"),
   "integers": graph("ReduceSum", "[1]", "int64", y="2,4,5"),
   "double": graph("ReduceL2", "[1]", "double", y="2,4,5"),
-  "weights": model("""g (float[2] x) => (float[2] y) { w = Constant<value = float[2,3] {1, 2, 3, 4, 5, 6}>()
-    a = Constant<value_ints = [1]>()  n = ReduceL2<keepdims = 0>(w, a)  y = Mul(x, n) }""", 18),
+  "weights": model("""g (float[2] x) => (float[2] y) { w = float[2,3] {1, 2, 3, 4, 5, 6}
+    a = Constant<value_ints=[1]>()  n = ReduceL2<keepdims=0>(w, a)  y = Mul(x, n) }""", 18),
 }  # fmt: skip
 
 

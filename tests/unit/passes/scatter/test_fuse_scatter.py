@@ -52,7 +52,7 @@ def test_plain(graph, opset):
 @parametrize("reduction, since", [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
 @parametrize("graph", [ELEMENTS, TUPLES])
 def test_reductions(graph, reduction, since):
-  optimized, _ = run_same(model(graph % f'<reduction = "{reduction}">', since), FUSE_SCATTER)
+  optimized, _ = run_same(model(graph % f'<reduction="{reduction}">', since), FUSE_SCATTER)
   assert ours(optimized)[0][1]["reduction"] == reduction.encode()
 
 
@@ -65,9 +65,9 @@ def run_on(original, *fragments):
 
 
 def test_a_reduction_before_its_opset_stays():
-  run_on(model(TUPLES % '<reduction = "add">', 15), "the reduction 'add' is none of opset 15")
-  run_on(model(TUPLES % '<reduction = "max">', 17), "the reduction 'max' is none of opset 17")
-  run_on(model(TUPLES % '<reduction = "median">', 18), "the reduction 'median' is none of opset 18")
+  run_on(model(TUPLES % '<reduction="add">', 15), "the reduction 'add' is none of opset 15")
+  run_on(model(TUPLES % '<reduction="max">', 17), "the reduction 'max' is none of opset 17")
+  run_on(model(TUPLES % '<reduction="median">', 18), "the reduction 'median' is none of opset 18")
 
 
 STAYS = {
@@ -76,7 +76,7 @@ STAYS = {
     "the dtype of 'x' is string",
   ),
   "bool has no sum": (
-    'g (bool[3] x, int64[1,1] i, bool[1] u) => (bool[3] y) { y = ScatterND<reduction = "add">(x, i, u) }',
+    'g (bool[3] x, int64[1,1] i, bool[1] u) => (bool[3] y) { y = ScatterND<reduction="add">(x, i, u) }',
     "the dtype of 'x' is bool, which has no reduction 'add'",
   ),
   "data of unknown rank": (
@@ -104,7 +104,7 @@ def test_what_the_operators_lack(case):
 
 @parametrize("opset", [9, 10])
 def test_scatter_before_it_was_renamed(opset, rng):
-  original = model((ELEMENTS % "<axis = 1>").replace("ScatterElements", "Scatter"), opset, ir=4)
+  original = model((ELEMENTS % "<axis=1>").replace("ScatterElements", "Scatter"), opset, ir=4)
   feeds = random_feeds(original, rng)
   optimized, _ = run_pass(original, UPDATE_SLICE, FUSE_SCATTER, changes=1)
   assert ours(optimized) == [("ScatterElements", {"axis": 1})]
@@ -146,10 +146,10 @@ UNIQUE = {
   "rows of an open size, from both ends": ("ScatterND", "", "float[rows,4]", np.array([[2], [-1]]), 0),
   "pairs": ("ScatterND", "", "float[3,4]", np.array([[1, 0], [0, 1]]), 1),
   "a pair twice": ("ScatterND", "", "float[3,4]", np.array([[1, 0], [1, 0]]), 0),
-  "elements": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, 2], [1, 0, 2]]), 1),
-  "elements, one twice": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, 0], [1, 0, 2]]), 0),
-  "elements, wrapped": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, -1], [1, 0, 2]]), 0),
-  "elements, one along the axis": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0], [0]]), 1),
+  "elements": ("ScatterElements", "<axis=1>", "float[3,4]", np.array([[0, 3, 2], [1, 0, 2]]), 1),
+  "elements, one twice": ("ScatterElements", "<axis=1>", "float[3,4]", np.array([[0, 3, 0], [1, 0, 2]]), 0),
+  "elements, wrapped": ("ScatterElements", "<axis=1>", "float[3,4]", np.array([[0, 3, -1], [1, 0, 2]]), 0),
+  "elements, one along the axis": ("ScatterElements", "<axis=1>", "float[3,4]", np.array([[0], [0]]), 1),
 }
 
 
@@ -164,40 +164,70 @@ def test_unique_constants(case):
 
 
 RUN_TIME = {
-    "NonZero": ("g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) "
-                "{ n = NonZero(m)  i = Transpose<perm = [1, 0]>(n)  y = ScatterND(x, i, u) }", 1),
-    "TopK along the axis": ("g (float[3,4] x, float[3,2] u) => (float[3,4] y) { k = {2} "
-                            "v, i = TopK(x, k)  y = ScatterElements<axis = 1>(x, i, u) }", 1),
-    "TopK along another axis": ("""g (float[3,4] x, float[2,4] u) => (float[3,4] y) {
-      k = {2}  v, i = TopK<axis = 0>(x, k)
-      y = ScatterElements<axis = 1>(x, i, u) }""", 0),
-    "ArgMax": ("g (float[3,4] x, float[3,1] u) => (float[3,4] y) "
-               "{ i = ArgMax<axis = 1>(x)  y = ScatterElements<axis = 1>(x, i, u) }", 1),
-    "ArgMax along another axis": ("g (float[3,4] x, float[1,4] u) => (float[3,4] y) "
-                                  "{ i = ArgMax<axis = 0>(x)  y = ScatterElements<axis = 1>(x, i, u) }", 0),
-    "a Range": ("""g (float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end = 1>(u)  n = Squeeze(s)
+  "NonZero": (
+    "g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) "
+    "{ n = NonZero(m)  i = Transpose<perm=[1, 0]>(n)  y = ScatterND(x, i, u) }",
+    1,
+  ),
+  "TopK along the axis": (
+    "g (float[3,4] x, float[3,2] u) => (float[3,4] y) { k = {2} "
+    "v, i = TopK(x, k)  y = ScatterElements<axis=1>(x, i, u) }",
+    1,
+  ),
+  "TopK along another axis": (
+    """g (float[3,4] x, float[2,4] u) => (float[3,4] y) {
+      k = {2}  v, i = TopK<axis=0>(x, k)
+      y = ScatterElements<axis=1>(x, i, u) }""",
+    0,
+  ),
+  "ArgMax": (
+    "g (float[3,4] x, float[3,1] u) => (float[3,4] y) { i = ArgMax<axis=1>(x)  y = ScatterElements<axis=1>(x, i, u) }",
+    1,
+  ),
+  "ArgMax along another axis": (
+    "g (float[3,4] x, float[1,4] u) => (float[3,4] y) { i = ArgMax<axis=0>(x)  y = ScatterElements<axis=1>(x, i, u) }",
+    0,
+  ),
+  "a Range": (
+    """g (float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end=1>(u)  n = Squeeze(s)
       z = int64 {0}  o = int64 {1}  r = Range(z, n, o)
-      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 1),
-    "a Range from anywhere": ("""g (float[N,4] x, int64 z, int64 n, float[M,4] u) => (float[N,4] y) {
+      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction="add">(x, i, u) }""",
+    1,
+  ),
+  "a Range from anywhere": (
+    """g (float[N,4] x, int64 z, int64 n, float[M,4] u) => (float[N,4] y) {
       o = int64 {1}  r = Range(z, n, o)
-      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 0),
-    "places of a condition": ("""g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  o = {1}  p = Squeeze(t, o)
+      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction="add">(x, i, u) }""",
+    0,
+  ),
+  "places of a condition": (
+    """g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
+      n = NonZero(m)  t = Transpose<perm=[1, 0]>(n)  o = {1}  p = Squeeze(t, o)
       s = {-1, 1}  c = Reshape(p, s)  f = Shape(c)
       w = {4}  z = {0}  h = Gather(f, z)
-      e = Concat<axis = 0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction = "add">(x, i, u) }""", 1),
-    "places of a matrix's rows": ("""g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  z = {0}
+      e = Concat<axis=0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction="add">(x, i, u) }""",
+    1,
+  ),
+  "places of a matrix's rows": (
+    """g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
+      n = NonZero(m)  t = Transpose<perm=[1, 0]>(n)  z = {0}
       o = {1}  c = Slice(t, z, o, o)  i = Reshape(c, d)
-      y = ScatterND(x, i, u) }""", 0),
-    "TopK of a vector": ("""g (float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
+      y = ScatterND(x, i, u) }""",
+    0,
+  ),
+  "TopK of a vector": (
+    """g (float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
       k = {3}  w, j = TopK(v, k)  a = {1}
-      i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""", 1),
-    "an input": (TUPLES % "", 0),
-    "one index": ("g (float[3,4] x, int64[1,1] i, float[1,4] u) => (float[3,4] y) "
-                  '{ y = ScatterND<reduction = "add">(x, i, u) }', 1),
-    "one element": ("g (float[3,4] x, int64[2] i, float u) => (float[3,4] y) { y = ScatterND(x, i, u) }", 1),
-}  # fmt: skip
+      i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""",
+    1,
+  ),
+  "an input": (TUPLES % "", 0),
+  "one index": (
+    'g (float[3,4] x, int64[1,1] i, float[1,4] u) => (float[3,4] y) { y = ScatterND<reduction="add">(x, i, u) }',
+    1,
+  ),
+  "one element": ("g (float[3,4] x, int64[2] i, float u) => (float[3,4] y) { y = ScatterND(x, i, u) }", 1),
+}
 
 
 @parametrize("case", RUN_TIME)
@@ -216,25 +246,29 @@ def test_unique_at_run_time(case, rng):
 
 
 COPY = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
-  {0}  y = ScatterElements<axis = 1>(x, j, u) }}"""
+  {0}  y = ScatterElements<axis=1>(x, j, u) }}"""
 REPEATED = {
-  "index_copy": ("a = {0, 2}  k = Unsqueeze(i, a) "
-                 "s = {3, 2, 5}  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
-  "a shape at run time": ("a = {0, 2}  k = Unsqueeze(i, a)  s = Shape(u)  "
-                          "j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
-  "without the leading axis": ("a = {1}  k = Unsqueeze(i, a)  s = Shape(u)  "
-                               "j = Expand(k, s)", ["Unsqueeze", "Unsqueeze", "ScatterElements"]),
-  "tiled": ("a = {0, 2}  k = Unsqueeze(i, a) "
-            "s = {3, 1, 5}  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "index_copy": ("a = {0, 2}  k = Unsqueeze(i, a) s = {3, 2, 5}  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "a shape at run time": (
+    "a = {0, 2}  k = Unsqueeze(i, a)  s = Shape(u)  j = Expand(k, s)",
+    ["Unsqueeze", "ScatterElements"],
+  ),
+  "without the leading axis": (
+    "a = {1}  k = Unsqueeze(i, a)  s = Shape(u)  j = Expand(k, s)",
+    ["Unsqueeze", "Unsqueeze", "ScatterElements"],
+  ),
+  "tiled": ("a = {0, 2}  k = Unsqueeze(i, a) s = {3, 1, 5}  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
   "tiled along its own axis": (
-      "a = {0, 2}  z = {0} "
-      "o = {1}  f = Slice(i, z, o)  p = {2}  "
-      "g2 = Tile(f, p)  k = Unsqueeze(g2, a)  s = Shape(u)  j = Expand(k, s)",
-      ["Slice", "Tile", "Unsqueeze", "ScatterElements"]),
+    "a = {0, 2}  z = {0} "
+    "o = {1}  f = Slice(i, z, o)  p = {2}  "
+    "g2 = Tile(f, p)  k = Unsqueeze(g2, a)  s = Shape(u)  j = Expand(k, s)",
+    ["Slice", "Tile", "Unsqueeze", "ScatterElements"],
+  ),
   "repeated twice": (
-      "a = {0, 2}  k = Unsqueeze(i, a)  t = {1, 2, 5}  "
-      "h = Expand(k, t)  s = Shape(u)  j = Expand(h, s)", ["Unsqueeze", "ScatterElements"]),
-}  # fmt: skip
+    "a = {0, 2}  k = Unsqueeze(i, a)  t = {1, 2, 5}  h = Expand(k, t)  s = Shape(u)  j = Expand(h, s)",
+    ["Unsqueeze", "ScatterElements"],
+  ),
+}
 
 
 @parametrize("case", REPEATED)
@@ -243,7 +277,7 @@ def test_an_index_that_was_only_repeated(case, opset):
   nodes, expected = REPEATED[case]
   if opset < 13:  # whose Unsqueeze has its axes in an attribute
     axes = "[0, 2]" if "{0, 2}" in nodes else "[1]"
-    nodes = re.sub(r"Unsqueeze\((\w+), a\)", rf"Unsqueeze<axes = {axes}>(\1)", nodes)
+    nodes = re.sub(r"Unsqueeze\((\w+), a\)", rf"Unsqueeze<axes={axes}>(\1)", nodes)
   optimized, _ = run_same(model(COPY.format(nodes), opset), FUSE_SCATTER, DEAD_NODES)
   assert [each for each in operators(optimized) if each != "Shape"] == expected
 
@@ -263,7 +297,7 @@ def test_rows_of_columns():
   original = model("""g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
     rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3, 2}
     e = Expand(i, s)  a = {-1}  columns = Unsqueeze(e, a)
-    j = Concat<axis = -1>(rows, columns)  y = ScatterND(x, j, u) }""")
+    j = Concat<axis=-1>(rows, columns)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_same(original, FUSE_SCATTER, DEAD_NODES, into=["Reshape", "ScatterElements"])
   assert ours(optimized)[0][1] == {"axis": 1}
 
@@ -272,7 +306,7 @@ def test_pairs_that_belong_together_stay_tuples():
   """a[index, other] = v"""
   original = model("""g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
     a = {-1}  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
-    j = Concat<axis = -1>(b, c)  y = ScatterND(x, j, u) }""")
+    j = Concat<axis=-1>(b, c)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_same(original, FUSE_SCATTER)
   assert ours(optimized) == [("ScatterND", {})]
 
@@ -315,6 +349,6 @@ def test_what_else_needs_the_data(op):
   i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
   original = model(f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{
       a = Neg(x)  b = {op}(a, i, u)  w = {op}(x, i, u)  y = Add(b, w)
-      z = If (c) <then_branch = t () => (float[3,4] p) {{ p = Abs(b) }},
+      z = If(c) <then_branch = t () => (float[3,4] p) {{ p = Abs(b) }},
                   else_branch = e () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}""")
   run_same(original, FUSE_SCATTER, changes=3)

@@ -14,16 +14,20 @@ from pass_helpers import (
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, MASKED_FILL
 
-COUNT = """m1 = {-1}  flat = Reshape(m, m1)  number = Cast<to = 7> (flat)
+COUNT = """m1 = {-1}  flat = Reshape(m, m1)  number = Cast<to=7>(flat)
   count = ReduceSum(number)"""
-PLACES = "places = NonZero(m)  i = Transpose<perm = [1, 0]> (places)"
+PLACES = "places = NonZero(m)  i = Transpose<perm=[1, 0]>(places)"
 
 
 def fill(
-    x="float[3,4]", mask="bool[3,4]", value="v = float {2.5}",
-    updates="w = Expand(v, count)  u = Reshape(w, m1)", places=PLACES, scatter="ScatterND",
-    opset=18
-):  # fmt: skip
+  x="float[3,4]",
+  mask="bool[3,4]",
+  value="v = float {2.5}",
+  updates="w = Expand(v, count)  u = Reshape(w, m1)",
+  places=PLACES,
+  scatter="ScatterND",
+  opset=18,
+):
   return model(
     f"g ({x} x, {mask} m) => ({x} y) {{ {COUNT}  {value}  {places}  {updates}  y = {scatter}(x, i, u) }}", opset
   )
@@ -35,14 +39,14 @@ FORMS = {
   "a value of shape [1]": fill(value="v = float[1] {2.5}"),
   "more dimensions than x": fill(
     value="v = float[1,1,1] {2.5}",
-    updates="c1 = Concat<axis = 0>(one, one, count)  w = Expand(v, c1)  u = Reshape(w, m1)",
+    updates="c1 = Concat<axis=0>(one, one, count)  w = Expand(v, c1)  u = Reshape(w, m1)",
     places=PLACES + "  one = {1}",
   ),
   "int64": fill(x="int64[3,4]", value="v = int64 {7}"),
-  "float16": fill(x="float16[3,4]", value="h = float {2.5}  v = Cast<to = 10> (h)"),
+  "float16": fill(x="float16[3,4]", value="h = float {2.5}  v = Cast<to=10>(h)"),
   "double": fill(x="double[3,4]", value="v = double {2.5}"),
   "a perm that is absent": fill(places="places = NonZero(m)  i = Transpose(places)"),
-  "ConstantOfShape": fill(updates="u = ConstantOfShape<value = float[1] {2.5}> (count)"),
+  "ConstantOfShape": fill(updates="u = ConstantOfShape<value=float[1] {2.5}>(count)"),
   "an open size": fill(x="float[N,4]", mask="bool[N,4]"),
   "opset 13": fill(opset=13),
   "one dimension": fill(x="float[5]", mask="bool[5]"),
@@ -67,7 +71,7 @@ def test_a_mask_over_the_first_axes():
   original = model(
     f"""g (float[3,4,5] x, bool[3,4] m) => (float[3,4,5] y) {{ {COUNT}  {PLACES}
       v = float {{2.5}}  five = {{5}}
-      s = Concat<axis = 0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
+      s = Concat<axis=0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
     18,
   )
   run_same(original, MASKED_FILL, DEAD_NODES, into=["Unsqueeze", "Where"])
@@ -99,7 +103,7 @@ MISSES = {
   "a mask of numbers": (fill(mask="float[3,4]"), "'m' is no mask of 'x'"),
   "an unknown size": (fill(x="float[N,4]", mask="bool[3,4]"), "is not surely that of 'x', [N, 4]"),
   "no Where for int8": (
-    fill(x="int8[3,4]", value="h = float {2.5}  v = Cast<to = 3> (h)"),
+    fill(x="int8[3,4]", value="h = float {2.5}  v = Cast<to=3>(h)"),
     "for which ONNX Runtime has no Where",
   ),
 }
@@ -115,7 +119,7 @@ OTHERS = {
   "masked_scatter": model(
     f"g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) {{ {PLACES}  y = ScatterND(x, i, u) }}"
   ),
-  "a sum": fill(scatter='ScatterND<reduction = "add">'),
+  "a sum": fill(scatter='ScatterND<reduction="add">'),
   "places that are not a mask's": fill(places=PLACES.replace("i =", "j =") + "  i = Abs(j)"),
   "values that differ": fill(
     value="v = float[2] {1.0, 2.0}", updates="w = Tile(v, count)  z = {0}  u = Slice(w, z, count)"

@@ -23,9 +23,8 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
 def scatter(
-    indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17,
-    attributes="", dtype=np.int64
-):  # fmt: skip
+  indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17, attributes="", dtype=np.int64
+):
   """y = op(x, indices, u) with constant indices."""
   made = model(f"g ({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
   add_weights(made, i=np.array(indices, dtype))
@@ -63,12 +62,12 @@ CONSTANT = {
   "columns of one row, flat": (scatter([[1, 1], [1, 2]], updates="float[2,5]"), ([0, 1], [1, 1], [1, 1])),
   "ScatterElements, a row": (scatter(np.ones((1, 4, 5)), op="ScatterElements"), ([0], [1], [1])),
   "ScatterElements, a column": (
-    scatter(np.full((3, 1, 5), 2), updates="float[3,1,5]", op="ScatterElements", attributes="<axis = 1>"),
+    scatter(np.full((3, 1, 5), 2), updates="float[3,1,5]", op="ScatterElements", attributes="<axis=1>"),
     ([1], [2], [1]),
   ),
   "ScatterElements, a negative axis, int32": (
     scatter(
-      np.full((3, 4, 1), -1), updates="float[3,4,1]", op="ScatterElements", attributes="<axis = -1>", dtype=np.int32
+      np.full((3, 4, 1), -1), updates="float[3,4,1]", op="ScatterElements", attributes="<axis=-1>", dtype=np.int32
     ),
     ([2], [4], [1]),
   ),
@@ -76,7 +75,7 @@ CONSTANT = {
     scatter(np.broadcast_to([[[1]], [[2]]], (2, 3, 5)), updates="float[2,3,5]", op="ScatterElements"),
     ([0, 1], [1, 0], [1, 1]),
   ),
-  "reduction spelled out": (scatter([[1]], opset=18, attributes='<reduction = "none">'), ([0], [1], [1])),
+  "reduction spelled out": (scatter([[1]], opset=18, attributes='<reduction="none">'), ([0], [1], [1])),
   "bool": (scatter([[1]], data="bool[3,4,5]", updates="bool[1,4,5]"), ([0], [1], [1])),
   "int8, opset 11": (scatter([[1]], data="int8[3,4,5]", updates="int8[1,4,5]", opset=11), ([0], [1], [1])),
   "opset 13": (scatter([[1]], opset=13), ([0], [1], [1])),
@@ -107,11 +106,11 @@ NO_SLICE = {
     [[0, 1]], data="float[2,3]", updates="float[1,2]", op="ScatterElements"
   ),
   "ScatterElements of one column, another place in each row": scatter(
-    [[0], [1], [2]], data="float[3,4]", updates="float[3,1]", op="ScatterElements", attributes="<axis = 1>"
+    [[0], [1], [2]], data="float[3,4]", updates="float[3,1]", op="ScatterElements", attributes="<axis=1>"
   ),
   "ScatterElements of one row twice": scatter(np.ones((2, 4, 5)), updates="float[2,4,5]", op="ScatterElements"),
   "no index at all": scatter(np.zeros((0, 1)), updates="float[0,4,5]"),
-  "a reduction": scatter([[1]], opset=18, attributes='<reduction = "add">'),
+  "a reduction": scatter([[1]], opset=18, attributes='<reduction="add">'),
   "around an end of unknown size": scatter([[-1], [0]], data="float[rows,M]", updates="float[2,M]"),
 }
 
@@ -130,7 +129,7 @@ def test_out_of_range_stays_an_error(indices):
 ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
   zero = int64 {{0}}  one = int64 {{1}}  s = Shape(x)  b = Gather(s, zero)
   r = Range(zero, b, one)  a = {{1}}  i = Unsqueeze(r, a)
-  y = {domain}ScatterElements<axis = 1>(x, i, v) }}"""
+  y = {domain}ScatterElements<axis=1>(x, i, v) }}"""
 
 
 @parametrize("first", [[], [FUSE_SCATTER]])
@@ -180,7 +179,7 @@ def test_a_loop_of_assignments():
   original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
     n = int64 {3}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
-        d = Identity(c)  f = Cast<to = 1>(k)  v = Mul(u, f)  s = {1, 1}
+        d = Identity(c)  f = Cast<to=1>(k)  v = Mul(u, f)  s = {1, 1}
         j = Reshape(k, s)  z = ScatterND(a, j, v) }> }""")
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES)
   assert operators(optimized.graph.node[-1].attribute[0].g)[-1] == "UpdateSlice"
@@ -189,7 +188,7 @@ def test_a_loop_of_assignments():
 
 def test_starts_of_int32():
   original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
-    s = {3, 1}  e = Expand(i, s)  y = ScatterElements<axis = 1>(x, e, u) }""")
+    s = {3, 1}  e = Expand(i, s)  y = ScatterElements<axis=1>(x, e, u) }""")
   run_same(original, UPDATE_SLICE, DEAD_NODES, into=["Cast", "Reshape", "UpdateSlice"])
 
 
@@ -198,25 +197,29 @@ RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,a
   sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
   sx = Shape(x)  b = Gather(sx, zero)
   rows = Range(zero, b, one)  column = {{-1, 1}}  r = Reshape(rows, column)
-  t = Shape(r)  first = Gather(t, zero)  f = Reshape(first, m1)  grid = Concat<axis = 0> (f, m1n)
+  t = Shape(r)  first = Gather(t, zero)  f = Reshape(first, m1)  grid = Concat<axis=0>(f, m1n)
   er = Expand(r, grid)  ei = Expand(i, grid)  last = {{-1}}
-  ur = Unsqueeze(er, last)  ui = Unsqueeze(ei, last)  j = Concat<axis = -1> (ur, ui)  y = ScatterND(x, j, u) }}"""
+  ur = Unsqueeze(er, last)  ui = Unsqueeze(ei, last)  j = Concat<axis=-1>(ur, ui)  y = ScatterND(x, j, u) }}"""
 M1 = "m1 = {-1}"
 
 
 @parametrize(
   "steps, axes",
   [
-      ("end = Add(start, n)  i = Range(start, end, one)  m1n = Reshape(n, m1)", [1]),
-      ("end = Add(start, n)  i = Range(start, end, one)  m1n = Shape(i)", [1]),
-      ("w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
-       "m1n = Shape(i)", [1]),
-      ("w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
-       "m1n = Reshape(n, m1)", []),  # could be stretched, for all that is known
-      ("end = Add(start, n)  minus = int64 {-1}  o = Sub(end, one)  d = Sub(start, one)  "
-       "i = Range(o, d, minus)  m1n = Shape(i)", []),
+    ("end = Add(start, n)  i = Range(start, end, one)  m1n = Reshape(n, m1)", [1]),
+    ("end = Add(start, n)  i = Range(start, end, one)  m1n = Shape(i)", [1]),
+    ("w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  m1n = Shape(i)", [1]),
+    (
+      "w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  m1n = Reshape(n, m1)",
+      [],
+    ),  # could be stretched, for all that is known
+    (
+      "end = Add(start, n)  minus = int64 {-1}  o = Sub(end, one)  d = Sub(start, one)  "
+      "i = Range(o, d, minus)  m1n = Shape(i)",
+      [],
+    ),
   ],
-)  # fmt: skip
+)
 def test_a_grid_of_ranges(steps, axes):
   original = model(RANGE.format(steps=f"{M1}  {steps}"))
   optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
@@ -230,7 +233,7 @@ def test_a_grid_of_ranges(steps, axes):
 
 def test_a_start_that_may_be_negative_stays():
   original = model("""g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
-    z = {0}  one = int64 {1}  su = Shape<end = 1> (u)
+    z = {0}  one = int64 {1}  su = Shape<end=1>(u)
     n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
     a = {1}  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }""")
   assert_unchanged(original, [UPDATE_SLICE], "may be negative, and its indices would go on at the other end")
@@ -239,8 +242,8 @@ def test_a_start_that_may_be_negative_stays():
 CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) => (float[1,2,8,4] y) {
   numbers = {0, 1, 2, 3, 4, 5, 6, 7}  s = Slice(numbers, pos, end)
   a = {-1}  i = Unsqueeze(s, a)
-  kt = Transpose<perm = [2, 1, 0, 3]> (k)  ut = Transpose<perm = [2, 1, 0, 3]> (u)
-  yt = ScatterND(kt, i, ut)  y = Transpose<perm = [2, 1, 0, 3]> (yt) }"""
+  kt = Transpose<perm=[2, 1, 0, 3]>(k)  ut = Transpose<perm=[2, 1, 0, 3]>(u)
+  yt = ScatterND(kt, i, ut)  y = Transpose<perm=[2, 1, 0, 3]>(yt) }"""
 
 
 @parametrize("start, end, length", [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
@@ -270,10 +273,10 @@ USES = {
   "an input": "g (float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
   "also the updates": "g (float[1,4] d) => (float[1,4] y) { y = ScatterND(d, i, d) }",
   "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) { d = Neg(x)
-      y = ScatterND(d, i, u)  z = If (c) <then_branch = a () => (float[3,4] t) { t = Abs(d) },
+      y = ScatterND(d, i, u)  z = If(c) <then_branch = a () => (float[3,4] t) { t = Abs(d) },
                                          else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
   "in a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
-      y = If (c) <then_branch = a () => (float[3,4] t) { t = ScatterND(d, i, u) },
+      y = If(c) <then_branch = a () => (float[3,4] t) { t = ScatterND(d, i, u) },
                   else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
 }
 

@@ -15,7 +15,7 @@ def test_renamed(kind):
   target = onnx.TensorProto.DataType.Value(kind.upper())
   optimized, result = run_same(
     model(f"""g (float[4,3] x, float[2] w) => (float[4,3] y) {{
-    z = Cast<to = {target}>(w)  c = CastLike(x, z)  y = Cast<to = 1>(c) }}"""),
+    z = Cast<to={target}>(w)  c = CastLike(x, z)  y = Cast<to=1>(c) }}"""),
     CAST_LIKE,
     into=["Cast"] * 3,
   )
@@ -25,7 +25,7 @@ def test_renamed(kind):
 
 def test_the_saturation_of_float8_stays():
   optimized, _ = run_pass(model("""g (float[3] x, float8e4m3fn[2] z) => (float8e4m3fn[3] y) {
-    y = CastLike<saturate = 0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
+    y = CastLike<saturate=0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
   assert all_attributes(optimized.graph.node[0]) == {"saturate": 0, "to": onnx.TensorProto.FLOAT8E4M3FN}
 
 
@@ -46,8 +46,8 @@ def test_constants_that_patterns_ask_for(precision):
   """The epsilon of a norm, as PyTorch's exporter writes it: cast like the value that it is added to."""
   original = model(
     """g (float[4,64] x) => (float[4,64] y) <float[64] w = {WEIGHTS}> {
-      m = ReduceMean<axes = [-1]>(x)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<axes = [-1]>(s)
-      e = Constant<value_float = 0.001>()  f = CastLike(e, v)  t = Add(v, f)  r = Sqrt(t)
+      m = ReduceMean<axes=[-1]>(x)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<axes=[-1]>(s)
+      e = Constant<value_float=0.001>()  f = CastLike(e, v)  t = Add(v, f)  r = Sqrt(t)
       n = Div(d, r)  y = Mul(n, w) }""".replace("WEIGHTS", ", ".join(["0.5"] * 64))
   )
   optimized, report = optimize(original, precision=precision, verify=True)

@@ -20,7 +20,7 @@ def test_an_initializer_that_nothing_ever_read_is_kept():
 
 def test_a_dead_branch_goes_with_what_it_reads():
   original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)
-      z = If (c) <then_branch = then () => (float[N] t) { t = Neg(a) },
+      z = If(c) <then_branch = then () => (float[N] t) { t = Neg(a) },
                   else_branch = otherwise () => (float[N] e) { e = Cos(x) }>
       y = Neg(x) }""")
   run_same(original, DEAD_NODES, into=["Neg"])
@@ -28,7 +28,7 @@ def test_a_dead_branch_goes_with_what_it_reads():
 
 def test_inside_a_body():
   original = model("""g (bool c, float[N] x) => (float[N] y) {
-      y = If (c) <then_branch = then () => (float[N] t) { u = Sin(x)  t = Neg(x) },
+      y = If(c) <then_branch = then () => (float[N] t) { u = Sin(x)  t = Neg(x) },
                   else_branch = otherwise () => (float[N] e) { e = Cos(x) }> }""")
   optimized, _ = run_same(original, DEAD_NODES, changes=1)
   assert operators(optimized.graph.node[0].attribute[0].g) == ["Neg"]
@@ -36,7 +36,7 @@ def test_inside_a_body():
 
 def test_what_a_body_reads_stays():  # RELIABILITY 10
   assert_unchanged(model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Cos(x)
-      y = If (c) <then_branch = then () => (float[N] t) { t = Neg(a) },
+      y = If(c) <then_branch = then () => (float[N] t) { t = Neg(a) },
                   else_branch = otherwise () => (float[N] e) { e = Neg(b) }> }"""), [DEAD_NODES])  # fmt: skip
 
 

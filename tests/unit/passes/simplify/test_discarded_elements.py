@@ -22,9 +22,9 @@ def graph(nodes, near=NEAR, logs=LOGS, outputs=""):
 @parametrize(
   "nodes",
   [
-    "i = Cast<to = 7>(c)  w = Where(near, distance, i)",
-    "i = Cast<to = 7>(c)  w = Where(far, i, distance)",
-    "i = Cast<to = 6>(c)  j = Cast<to = 7>(i)  m = Min(j, most)  a = Add(most, m)  w = Where(near, distance, a)",
+    "i = Cast<to=7>(c)  w = Where(near, distance, i)",
+    "i = Cast<to=7>(c)  w = Where(far, i, distance)",
+    "i = Cast<to=6>(c)  j = Cast<to=7>(i)  m = Min(j, most)  a = Add(most, m)  w = Where(near, distance, a)",
   ],
 )
 def test_discarded(nodes):
@@ -32,14 +32,14 @@ def test_discarded(nodes):
   assert result.changes[0].rewrite == "discarded-elements"
 
 
-CAST = "i = Cast<to = 7>(c)"
+CAST = "i = Cast<to=7>(c)"
 STAY = {
   "one that is taken": graph(f"{CAST}  w = Where(near, distance, i)", NEAR & (DISTANCE != 4)),
   "the other branch": graph(f"{CAST}  w = Where(near, i, distance)"),
   "both branches": graph(f"{CAST}  w = Where(near, i, i)"),
   "another reader": graph(f"{CAST}  w = Where(near, distance, i)", outputs=", int64[2,3] i"),
   "what moves elements": graph(f"{CAST}  s = {{2, 3}}  r = Reshape(i, s)  w = Where(near, distance, r)"),
-  "a condition at run time": graph(f"{CAST}  z = Cast<to = 9>(x)  w = Where(z, distance, i)"),
+  "a condition at run time": graph(f"{CAST}  z = Cast<to=9>(x)  w = Where(z, distance, i)"),
   "no Where": graph(f"{CAST}  w = Min(i, distance)"),
   "what fits": graph(f"{CAST}  w = Where(near, distance, i)", logs=np.ones((2, 3), np.float32)),
   "a row that is repeated": graph(f"{CAST}  w = Where(near, distance, i)", logs=LOGS[:1]),

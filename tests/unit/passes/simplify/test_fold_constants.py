@@ -23,13 +23,13 @@ ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
     "f = Mul(c, c)",
     "f = Sqrt(d)  d = Abs(c)",
     "f = Transpose(t)  t = Transpose(c)",
-    "f = Cast<to = 1> (h)  h = Cast<to = 10> (c)",
-    "f = Cast<to = 1> (h)  h = Cast<to = 16> (c)",
-    "f = Cast<to = 1> (i)  i = Cast<to = 7> (c)",
+    "f = Cast<to=1>(h)  h = Cast<to=10>(c)",
+    "f = Cast<to=1>(h)  h = Cast<to=16>(c)",
+    "f = Cast<to=1>(i)  i = Cast<to=7>(c)",
     "f = Where(p, c, z)  z = Neg(c)  p = Greater(c, z)",
     "s = {2, 3}  f = Expand(one, s)  one = float {1.0}",
-    "s = {2, 3}  f = ConstantOfShape<value = float[1] {7.0}> (s)",
-    "f, g = Split<axis = 0> (cc)  cc = Concat<axis = 0> (c, c)",
+    "s = {2, 3}  f = ConstantOfShape<value=float[1] {7.0}>(s)",
+    "f, g = Split<axis=0>(cc)  cc = Concat<axis=0>(c, c)",
   ],
 )
 def test_folded(node):
@@ -42,9 +42,9 @@ def test_folded(node):
 
 def test_the_shape_arithmetic_of_a_reshape():
   original = model("""g (float[2,6] x) => (float[A,B] y) {
-    s = {2, 6}  i = Constant<value_int = 1> ()  n = Gather(s, i)
-    three = Constant<value_int = 3> ()  m = Div(n, three)  z = Constant<value_ints = [0]> ()
-    a = Unsqueeze(m, z)  b = Constant<value_ints = [-1]> ()  shape = Concat<axis = 0> (a, b)
+    s = {2, 6}  i = Constant<value_int=1>()  n = Gather(s, i)
+    three = Constant<value_int=3>()  m = Div(n, three)  z = Constant<value_ints=[0]>()
+    a = Unsqueeze(m, z)  b = Constant<value_ints=[-1]>()  shape = Concat<axis=0>(a, b)
     y = Reshape(x, shape) }""")
   optimized, _ = run_same(original, FOLD_CONSTANTS, DEAD_NODES, into=["Reshape"])
   assert onnx.numpy_helper.to_array(optimized.graph.initializer[0]).tolist() == [2, -1]
@@ -52,7 +52,7 @@ def test_the_shape_arithmetic_of_a_reshape():
 
 def test_inside_a_body_and_for_it():
   original = model(f"""g (bool c0, float[2,3] x) => (float[2,3] y) {ONE} {{ f = Neg(c)
-      y = If (c0) <then_branch = then () => (float[2,3] t) {{ t = Add(x, f) }},
+      y = If(c0) <then_branch = then () => (float[2,3] t) {{ t = Add(x, f) }},
                    else_branch = otherwise () => (float[2,3] e) {{ h = Abs(f)  e = Mul(h, f) }}> }}""")
   run_same(original, FOLD_CONSTANTS, DEAD_NODES, into=["If"], changes=2)
 
@@ -64,14 +64,14 @@ KEPT = {
   "quantisation": """s = float {0.5}  z = uint8 {3}
     q = QuantizeLinear(c, s, z)  f = DequantizeLinear(q, s, z)""",
   "heavy arithmetic": "t = Transpose(x)  m = MatMul(c, t)  u = MatMul(m, c)  f = Softmax(u)",
-  "a float that no integer holds": """i = float {1e30}  k = Cast<to = 7> (i)
-    j = Cast<to = 1> (k)  f = Mul(x, j)""",
-  "a NaN made an integer": """i = float {nan}  k = Cast<to = 7> (i)
-    j = Cast<to = 1> (k)  f = Mul(x, j)""",
+  "a float that no integer holds": """i = float {1e30}  k = Cast<to=7>(i)
+    j = Cast<to=1>(k)  f = Mul(x, j)""",
+  "a NaN made an integer": """i = float {nan}  k = Cast<to=7>(i)
+    j = Cast<to=1>(k)  f = Mul(x, j)""",
   "division by zero": """p = int64 {1}  q = int64 {0}  r = Div(p, q)
-    j = Cast<to = 1> (r)  f = Mul(x, j)""",
+    j = Cast<to=1>(r)  f = Mul(x, j)""",
   "division of negative integers": """p = int64 {-7}  q = int64 {2}
-    r = Div(p, q)  j = Cast<to = 1> (r)  f = Mul(x, j)""",
+    r = Div(p, q)  j = Cast<to=1>(r)  f = Mul(x, j)""",
 }
 
 
@@ -116,11 +116,11 @@ def test_axes_that_unsqueeze_adds(x, axes, opset):
   assert_folded(of_constants("Unsqueeze", opset, *given, **attributes))
 
 
-RANGE = """g (float[2] x) => (float[A,2] y) {{ zero = Constant<value_int = 0> ()  one = Constant<value_int = 1> ()
+RANGE = """g (float[2] x) => (float[A,2] y) {{ zero = Constant<value_int=0>()  one = Constant<value_int=1>()
     true = bool {{1}}
-    limit = If(true) <then_branch = a () => (int64[1] t) {{ p = Constant<value_ints = [{limit}]> ()  t = Identity(p) }},
-                      else_branch = b () => (int64[1] e) {{ q = Constant<value_ints = [3]> ()  e = Neg(q) }}>
-    r = Range(zero, limit, one)  f = Cast<to = 1>(r)  minus = Constant<value_ints = [-1]> ()  u = Unsqueeze(f, minus)
+    limit = If(true) <then_branch = a () => (int64[1] t) {{ p = Constant<value_ints=[{limit}]>()  t = Identity(p) }},
+                      else_branch = b () => (int64[1] e) {{ q = Constant<value_ints=[3]>()  e = Neg(q) }}>
+    r = Range(zero, limit, one)  f = Cast<to=1>(r)  minus = Constant<value_ints=[-1]>()  u = Unsqueeze(f, minus)
     y = Mul(u, x) }}"""
 
 
@@ -153,8 +153,11 @@ LEFT_SCATTERS = {
   "one row twice": (ROWS, np.array([[3], [-2]]), SHIFTED),
   "beyond the end": (ROWS, np.array([[5], [0]]), SHIFTED),
   "more than the evaluator goes through": (
-      np.zeros(1 << 15, np.int64), np.arange(1 << 15)[:, None], np.arange(1 << 15)),
-}  # fmt: skip
+    np.zeros(1 << 15, np.int64),
+    np.arange(1 << 15)[:, None],
+    np.arange(1 << 15),
+  ),
+}
 
 
 @parametrize("opset", [11, 13, 16, 18])
@@ -189,10 +192,10 @@ def test_elements_out_of_range_stay():
 
 
 MASK = """g (float[6,6] x) => (float[6,6] y) <int64[4,1] rows = {0, 1, 2, 3}, int64[2,1] cols = {4, 5}>
-  { size = Constant<value_ints = [6, 6]> ()  zero = ConstantOfShape<value = float[1] {0.0}> (size)
-     start = Constant<value_ints = [0]> ()  end = Constant<value_ints = [-2]> ()  part = Slice(zero, start, end)
-     one = float {1.0}  two = Constant<value_ints = [2, 4]> ()  ones = Expand(one, two)
-     p = Transpose<perm = [1, 0]> (part)  s = ScatterND(p, cols, ones)  q = Transpose<perm = [1, 0]> (s)
+  { size = Constant<value_ints=[6, 6]>()  zero = ConstantOfShape<value=float[1] {0.0}>(size)
+     start = Constant<value_ints=[0]>()  end = Constant<value_ints=[-2]>()  part = Slice(zero, start, end)
+     one = float {1.0}  two = Constant<value_ints=[2, 4]>()  ones = Expand(one, two)
+     p = Transpose<perm=[1, 0]>(part)  s = ScatterND(p, cols, ones)  q = Transpose<perm=[1, 0]>(s)
      mask = ScatterND(zero, rows, q)  y = Add(x, mask) }"""
 
 
@@ -245,7 +248,7 @@ def test_a_graph_output_stays():  # RELIABILITY 12
 
 
 def test_strings_stay():  # RELIABILITY 20
-  original = model("""g (int64 i) => (string y) { s = Constant<value_strings = ["a", "b"]> ()  t = Identity(s)
+  original = model("""g (int64 i) => (string y) { s = Constant<value_strings=["a", "b"]>()  t = Identity(s)
     y = Gather(t, i) }""")
   assert_unchanged(original, [FOLD_CONSTANTS])
 
@@ -270,7 +273,7 @@ HUGE = {
 
 @parametrize("what", HUGE)
 def test_a_tiny_file_that_asks_for_a_huge_tensor(what):  # RELIABILITY 43
-  original = model(f"g (float x) => (float y) {{ {HUGE[what]}  z = ReduceMax<keepdims = 0> (f)  y = Add(x, z) }}")
+  original = model(f"g (float x) => (float y) {{ {HUGE[what]}  z = ReduceMax<keepdims=0>(f)  y = Add(x, z) }}")
   tracemalloc.start()
   begin = time.process_time()
   assert_unchanged(original, [FOLD_CONSTANTS])
@@ -290,8 +293,11 @@ def test_many_small_ones_stop_at_the_total():  # RELIABILITY 43
 
 def test_a_transposed_weight_does_not_grow_the_model(rng):
   weight = (rng.standard_normal((1024, 512)) / 32).astype(np.float32)  # 2 MiB
-  original = model("g (float[N,1024] x) => (float[N,512] y) { t = Transpose(w)  u = Transpose(t)  y = MatMul(x, u) }"
-                   .replace("(float[N,1024] x)", "(float[N,1024] x, float[1024,512] w)"))  # fmt: skip
+  original = model(
+    "g (float[N,1024] x) => (float[N,512] y) { t = Transpose(w)  u = Transpose(t)  y = MatMul(x, u) }".replace(
+      "(float[N,1024] x)", "(float[N,1024] x, float[1024,512] w)"
+    )
+  )
   del original.graph.input[1]
   add_weights(original, w=weight)
   optimized, _ = run_same(original, FOLD_CONSTANTS, into=["MatMul"])
@@ -301,7 +307,7 @@ def test_a_transposed_weight_does_not_grow_the_model(rng):
 def test_a_widened_weight_stays(rng):
   weight = rng.standard_normal((1024, 2048)).astype(np.float16)  # 4 MiB, 8 as float
   original = model(
-    "g (float[N,1024] x, float16[1024,2048] w) => (float[N,2048] y) { f = Cast<to = 1> (w)  y = MatMul(x, f) }"
+    "g (float[N,1024] x, float16[1024,2048] w) => (float[N,2048] y) { f = Cast<to=1>(w)  y = MatMul(x, f) }"
   )
   del original.graph.input[1]
   add_weights(original, w=weight)

@@ -16,9 +16,9 @@ def graph(op, indices, x="2,3,4", made="A,B,C,D", dtype="float"):
 GRID = np.moveaxis(np.indices((2, 3)), 0, -1)
 
 CASES = {
-  "Gather": ("Gather<axis = 1>", [0, 1, 2], "A,B,C"),
-  "Gather from the end": ("Gather<axis = -2>", [-3, 1, -1], "A,B,C"),
-  "Gather in two dimensions": ("Gather<axis = 2>", [[0, 1], [2, 3]], "A,B,C,D"),
+  "Gather": ("Gather<axis=1>", [0, 1, 2], "A,B,C"),
+  "Gather from the end": ("Gather<axis=-2>", [-3, 1, -1], "A,B,C"),
+  "Gather in two dimensions": ("Gather<axis=2>", [[0, 1], [2, 3]], "A,B,C,D"),
   "GatherND of a grid": ("GatherND", GRID, "A,B,C"),
   "GatherND with axes of length 1": ("GatherND", GRID[:, None], "A,B,C,D"),
   "GatherND of rows": ("GatherND", [[[0]], [[-1]]], "A,B,C,D"),
@@ -34,13 +34,13 @@ def test_views(case, dtype):
 
 
 STAY = {
-  "another order": graph("Gather<axis = 1>", [0, 2, 1], made="A,B,C"),
-  "a part": graph("Gather<axis = 1>", [0, 1], made="A,B,C"),
-  "twice": graph("Gather<axis = 0>", [0, 1, 0], made="A,B,C"),
+  "another order": graph("Gather<axis=1>", [0, 2, 1], made="A,B,C"),
+  "a part": graph("Gather<axis=1>", [0, 1], made="A,B,C"),
+  "twice": graph("Gather<axis=0>", [0, 1, 0], made="A,B,C"),
   "columns first": graph("GatherND", GRID.swapaxes(0, 1), made="A,B,C"),
   "out of range, but as many": graph("GatherND", [[0, 0], [0, 1], [0, 2], [0, 3], [1, 1], [1, 2]], made="A,B"),
-  "batches": graph("GatherND<batch_dims = 1>", [[[0], [1], [2]], [[0], [1], [2]]], made="A,B,C"),
-  "an unknown length": graph("Gather<axis = 1>", [0, 1, 2], x="N,3,4", made="A,B,C"),
+  "batches": graph("GatherND<batch_dims=1>", [[[0], [1], [2]], [[0], [1], [2]]], made="A,B,C"),
+  "an unknown length": graph("Gather<axis=1>", [0, 1, 2], x="N,3,4", made="A,B,C"),
 }
 
 

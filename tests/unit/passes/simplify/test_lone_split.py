@@ -17,18 +17,18 @@ def test_one_part(part, axis):
 
 
 def test_of_equal_parts():
-  run_same(model(split("a, b = Split<axis = 2>(x)  y = Relu(b)")), LONE_SPLIT, into=["Slice", "Relu"])
-  run_same(model(split("a, y = Split<axis = 2>(x)")), LONE_SPLIT, into=["Slice"])
+  run_same(model(split("a, b = Split<axis=2>(x)  y = Relu(b)")), LONE_SPLIT, into=["Slice", "Relu"])
+  run_same(model(split("a, y = Split<axis=2>(x)")), LONE_SPLIT, into=["Slice"])
 
 
 @parametrize(
   "text",
   [
-    split("a, b, c = Split<axis = 1>(x, parts)  y = Sub(a, d)  z = Neg(c)", outputs="float[A,B,C] y, float[D,E,F] z",
+    split("a, b, c = Split<axis=1>(x, parts)  y = Sub(a, d)  z = Neg(c)", outputs="float[A,B,C] y, float[D,E,F] z",
           more=", float d"),
-    split("a, b, c = Split<axis = 1>(x, parts)  y = Neg(b)", outputs="float[A,B,C] y, float[D,E,F] a"),
-    split("a, b = Split<axis = 0>(x)  y = Relu(b)", "float[N,9,4] x"),
-    split("a, b, c = Split<axis = 1>(x, n)  y = Relu(b)", more=", int64[3] n"),
+    split("a, b, c = Split<axis=1>(x, parts)  y = Neg(b)", outputs="float[A,B,C] y, float[D,E,F] a"),
+    split("a, b = Split<axis=0>(x)  y = Relu(b)", "float[N,9,4] x"),
+    split("a, b, c = Split<axis=1>(x, n)  y = Relu(b)", more=", int64[3] n"),
   ],
 )  # fmt: skip
 def test_what_stays(text):

@@ -12,7 +12,7 @@ def widths(model):
 def concat(count, *, before="", axis=1, shape="2,N,3", outputs="float[2,M,3] y"):
   inputs = ", ".join(f"float[{shape}] x{i}" for i in range(count))
   names = ", ".join(f"x{i}" for i in range(count))
-  return f"g ({inputs}) => ({outputs}) {{ {before} y = Concat<axis = {axis}>({names}) }}"
+  return f"g ({inputs}) => ({outputs}) {{ {before} y = Concat<axis={axis}>({names}) }}"
 
 
 @parametrize(
@@ -34,17 +34,17 @@ def test_dense_block():
   layers = ["a1 = Relu(x)"]
   for count in range(2, 41):
     maps = ", ".join(["x", *(f"a{i}" for i in range(1, count))])
-    layers.append(f"c{count} = Concat<axis = 1>({maps})  a{count} = ReduceMean<axes = [1]>(c{count})")
+    layers.append(f"c{count} = Concat<axis=1>({maps})  a{count} = ReduceMean<axes=[1]>(c{count})")
   original = model("g (float[2,3,4] x) => (float[2,1,4] a40) { " + "  ".join(layers) + " }")
   optimized, _ = run_same(original, NARROW_CONCAT, changes=40 - MOST_INPUTS)
   assert widths(optimized) == [*range(2, 33), *range(2, 10)]
 
 
 OTHERS = {
-  "another axis": "w = Concat<axis = 2>(x0, x1)",
-  "another order": "w = Concat<axis = 1>(x1, x0)",
-  "not from the first": "w = Concat<axis = 1>(x1, x2)",
-  "one input": "w = Concat<axis = 1>(x0)",
+  "another axis": "w = Concat<axis=2>(x0, x1)",
+  "another order": "w = Concat<axis=1>(x1, x0)",
+  "not from the first": "w = Concat<axis=1>(x1, x2)",
+  "one input": "w = Concat<axis=1>(x0)",
 }
 
 
@@ -56,7 +56,7 @@ def test_other_concats_are_no_beginning(other):
 
 
 def test_a_beginning_that_comes_later_is_not_used():
-  text = concat(33, outputs="float[2,M,3] y, float[2,K,3] w").replace("x32) }", "x32)  w = Concat<axis = 1>(x0, x1) }")
+  text = concat(33, outputs="float[2,M,3] y, float[2,K,3] w").replace("x32) }", "x32)  w = Concat<axis=1>(x0, x1) }")
   optimized, _ = run_same(model(text), NARROW_CONCAT)
   assert sorted(widths(optimized)) == [2, 2, 32]
 

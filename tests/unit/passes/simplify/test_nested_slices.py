@@ -18,7 +18,7 @@ def nested(part, inner, outer, u, x="float[4,6,5]", **constants):
   return made
 
 
-GATHER = "p = Gather<axis = 0>(x, a)"
+GATHER = "p = Gather<axis=0>(x, a)"
 SLICE = "p = Slice(x, s, e, ax, st)"
 SQUEEZED = "w = Unsqueeze(q, zero)  y = ScatterND(x, i, w)"
 FORMS = {
@@ -29,7 +29,7 @@ FORMS = {
       nested(GATHER, "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]", a=-1, j=[[2], [3]], zero=[0], i=[[3]]),
       [0, 1], [3, 2], None),
   "a[1:3, 2] = v": (
-      nested(SLICE, "q = ScatterElements<axis = 1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]",
+      nested(SLICE, "q = ScatterElements<axis=1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]",
              s=[1], e=[3], ax=[0], st=[1], j=np.full((2, 1, 5), 2), i=[[1], [2]]),
       [0, 1], [1, 2], None),
   "a[::2][1] = v": (
@@ -59,7 +59,7 @@ STAYS = {
              s=[0], e=[2], ax=[0], st=[1], j=[[1]], i=[[1], [2]]),
       "takes {0: (0, 1)} of 'x', not {0: (1, 1)}"),
   "a part of something else": (
-      nested("n = Neg(x)  p = Gather<axis = 0>(n, a)", "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]",
+      nested("n = Neg(x)  p = Gather<axis=0>(n, a)", "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]",
              a=1, j=[[2], [3]], zero=[0], i=[[1]]), ""),
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_an_inner_result_that_is_needed():  # RELIABILITY 8
 def test_an_open_size():
   """A slice from a start other than 0 may be cut short: then the sizes have to be known."""
   rows = {"i": [[0], [1]], "j": np.full((2, 1, 5), 2), "ax": [0], "st": [1]}
-  parts = (SLICE, "q = ScatterElements<axis = 1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]", "float[N,6,5]")
+  parts = (SLICE, "q = ScatterElements<axis=1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]", "float[N,6,5]")
   original = nested(*parts, s=[0], e=[2], **rows)
   run_same(original, *PASSES, into=["UpdateSlice"])
   original = nested(*parts, s=[1], e=[3], **{**rows, "i": [[1], [2]]})

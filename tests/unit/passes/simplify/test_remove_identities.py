@@ -16,14 +16,14 @@ START = "start = {0, 0}"
     "b = Dropout(a)",
     "b, mask = Dropout(a)",
     "no = bool {0}  b = Dropout(a, , no)",
-    "b = Cast<to = 1> (a)",
+    "b = Cast<to=1>(a)",
     "shape = {-1, 4}  b = Reshape(a, shape)",
     "shape = {1, 4}  b = Expand(a, shape)",
-    "b = Transpose<perm = [0, 1]> (a)",
-    'pads = {0, 0, 0, 0}  b = Pad<mode = "reflect"> (a, pads)',
+    "b = Transpose<perm=[0, 1]>(a)",
+    'pads = {0, 0, 0, 0}  b = Pad<mode="reflect">(a, pads)',
     f"{START}  end = {{3, 9}}  b = Slice(a, start, end)",
     "v = {0}  w = {4}  axis = {1}  step = {1}  b = Slice(a, v, w, axis, step)",
-    "b = Concat<axis = 0> (a)",
+    "b = Concat<axis=0>(a)",
     "b = Sum(a)",
     "b = Mean(a)",
     "b = Max(a)",
@@ -35,10 +35,16 @@ def test_removed(node):
   run_same(original, REMOVE_IDENTITIES, into=["Sin", "Neg"], changes=1)
 
 
-WIDER = {"float": ["double"], "float16": ["float", "double"], "bfloat16": ["float", "double"],
-         "int32": ["int64", "double"], "bool": ["float", "bfloat16", "int64", "uint8"],
-         "uint8": ["float16", "bfloat16", "int32", "uint64"], "int8": ["float", "float16", "int16"]}  # fmt: skip
-READ_IN_A_BODY = """y = If (c) <then_branch = then () => ({0}[N] t) {{ t = Identity(b) }},
+WIDER = {
+  "float": ["double"],
+  "float16": ["float", "double"],
+  "bfloat16": ["float", "double"],
+  "int32": ["int64", "double"],
+  "bool": ["float", "bfloat16", "int64", "uint8"],
+  "uint8": ["float16", "bfloat16", "int32", "uint64"],
+  "int8": ["float", "float16", "int16"],
+}
+READ_IN_A_BODY = """y = If(c) <then_branch = then () => ({0}[N] t) {{ t = Identity(b) }},
     else_branch = otherwise () => ({0}[N] e) {{ e = Identity(b) }}>"""
 
 
@@ -48,7 +54,7 @@ def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
   """ONNX Runtime takes both out, too, but not for readers in bodies, which then find no value."""
   to = {name: int(onnx.TensorProto.DataType.Value(name.upper())) for name in (dtype, wide)}
   original = model(f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
-    v = Cast<to = {to[wide]}>(x)  {between}  b = Cast<to = {to[dtype]}>({"w" if between else "v"})
+    v = Cast<to={to[wide]}>(x)  {between}  b = Cast<to={to[dtype]}>({"w" if between else "v"})
     {READ_IN_A_BODY.format(dtype)} }}""")
   optimized, _ = run_pass(original, REMOVE_IDENTITIES, DEAD_NODES, into=["If"])
   if dtype != "bfloat16":  # of which ONNX Runtime takes no NumPy array
@@ -59,7 +65,7 @@ def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
 @parametrize("end", ["y = Sqrt(b)", "y = Identity(b)"])
 def test_a_wider_form_stays_for_others(end):
   original = model(f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
-    x = Abs(i)  v = Cast<to = 1>(x)  z = Neg(v)  b = Cast<to = 10>(v)  {end} }}""")
+    x = Abs(i)  v = Cast<to=1>(x)  z = Neg(v)  b = Cast<to=10>(v)  {end} }}""")
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
@@ -72,8 +78,8 @@ def test_a_slice_to_the_end_of_an_unknown_length():
 
 ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1] one = {{1}}> {{
   v = {{0}}  end = {{9223372036854775807}}
-  rows = Slice(x, v, end)  a = Transpose<perm = [1, 0]> (rows)  t = Transpose<perm = [1, 0]> (u)
-  b = ScatterND(a, one, t)  c = Transpose<perm = [1, 0]> (b)
+  rows = Slice(x, v, end)  a = Transpose<perm=[1, 0]>(rows)  t = Transpose<perm=[1, 0]>(u)
+  b = ScatterND(a, one, t)  c = Transpose<perm=[1, 0]>(b)
   n = Shape(x)  length = Gather(n, zero)  i = Range(zero, length, step)  column = Unsqueeze(i, minus)
   zero = int64 {{0}}  step = int64 {{1}}
   minus = {{-1}}  y = ScatterND(x, column, c) }}"""
@@ -100,7 +106,7 @@ def test_an_update_of_all_by_constants_stays():
 
 @parametrize("start", [0, 1])
 def test_a_slice_of_attributes(start):
-  text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts = [{0}], ends = [9], axes = [0]>(x)  y = Neg(b) }}"
+  text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts=[{0}], ends=[9], axes=[0]>(x)  y = Neg(b) }}"
   run_same(model(text.format(start), opset=9), REMOVE_IDENTITIES, into=["Slice", "Neg"][start == 0 :])
 
 
@@ -112,7 +118,7 @@ def test_a_graph_output_keeps_its_name():
 
 def test_what_a_body_reads_is_followed():  # RELIABILITY 10
   original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
-      y = If (c) <then_branch = then () => (float[N] t) { t = Neg(b) },
+      y = If(c) <then_branch = then () => (float[N] t) { t = Neg(b) },
                   else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }""")
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "If"])
   assert operators(optimized.graph.node[1].attribute[1].g) == ["Identity"]  # a body's output is not the outer value
@@ -146,14 +152,14 @@ def test_an_identity_between_fixed_names_stays(nodes):
     "pads = {1, 0, -1, 0}  b = Pad(a, pads)",  # moves the rows
     f"{START}  end = {{3, 3}}  b = Slice(a, start, end)",
     "v = {-1}  w = {-9}  axis = {1}  b = Slice(a, v, w, axis, v)",  # reversed
-    "c = Cast<to = 10> (a)  b = Cast<to = 1> (c)",  # rounds (RELIABILITY 17)
-    "c = Cast<to = 7> (a)  b = Cast<to = 1> (c)",
-    "d = Cast<to = 11> (a)  e = Cast<to = 6> (d)  b = Cast<to = 1> (e)",
-    "d = Cast<to = 10> (a)  e = Cast<to = 16> (d)  f = Cast<to = 10> (e)  b = Cast<to = 1> (f)",
-    "d = Cast<to = 6> (a)  e = Cast<to = 1> (d)  f = Cast<to = 6> (e)  b = Cast<to = 1> (f)",
-    "d = Cast<to = 2> (a)  e = Cast<to = 3> (d)  f = Cast<to = 2> (e)  b = Cast<to = 1> (f)",
-    "d = Cast<to = 4> (a)  e = Cast<to = 10> (d)  f = Cast<to = 4> (e)  b = Cast<to = 1> (f)",
-    "b = Concat<axis = 0> (a, a)",
+    "c = Cast<to=10>(a)  b = Cast<to=1>(c)",  # rounds (RELIABILITY 17)
+    "c = Cast<to=7>(a)  b = Cast<to=1>(c)",
+    "d = Cast<to=11>(a)  e = Cast<to=6>(d)  b = Cast<to=1>(e)",
+    "d = Cast<to=10>(a)  e = Cast<to=16>(d)  f = Cast<to=10>(e)  b = Cast<to=1>(f)",
+    "d = Cast<to=6>(a)  e = Cast<to=1>(d)  f = Cast<to=6>(e)  b = Cast<to=1>(f)",
+    "d = Cast<to=2>(a)  e = Cast<to=3>(d)  f = Cast<to=2>(e)  b = Cast<to=1>(f)",
+    "d = Cast<to=4>(a)  e = Cast<to=10>(d)  f = Cast<to=4>(e)  b = Cast<to=1>(f)",
+    "b = Concat<axis=0>(a, a)",
     "b = Max(a, a)",
   ],
 )
@@ -193,6 +199,6 @@ def test_an_overridable_training_mode_stays():  # RELIABILITY 11
 def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil, left):
   """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
   original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{
-    a = AveragePool<kernel_shape = [1], strides = [3], ceil_mode = {ceil}> (x)  b = Reshape(a, one)
+    a = AveragePool<kernel_shape=[1], strides=[3], ceil_mode={ceil}>(x)  b = Reshape(a, one)
     y = Neg(b) }}""")
   run_same(original, REMOVE_IDENTITIES, into=left)

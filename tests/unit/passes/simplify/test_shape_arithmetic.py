@@ -17,17 +17,20 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, SHAPE_ARITHMETIC
 
 
 @parametrize(
-    "nodes, value",
-    [
-        ("s = Shape(k)", [3, 4]),
-        ("s = Shape<start = 1> (k)", [4]),
-        ("s = Shape<start = -1, end = 2> (k)", [4]),
-        ("t = Size(k)  a = {0}  s = Unsqueeze(t, a)", [12]),
-        ("t = Shape(x)  i = {-1}  s = Gather(t, i)", [4]),
-        ("""t = Shape(x)  b = {1}  e = {9}
-          s = Slice(t, b, e)""", [4]),
-    ],
-)  # fmt: skip
+  "nodes, value",
+  [
+    ("s = Shape(k)", [3, 4]),
+    ("s = Shape<start=1>(k)", [4]),
+    ("s = Shape<start=-1, end=2>(k)", [4]),
+    ("t = Size(k)  a = {0}  s = Unsqueeze(t, a)", [12]),
+    ("t = Shape(x)  i = {-1}  s = Gather(t, i)", [4]),
+    (
+      """t = Shape(x)  b = {1}  e = {9}
+          s = Slice(t, b, e)""",
+      [4],
+    ),
+  ],
+)
 def test_known(nodes, value, rng):
   original = model(f"g (float[3,4] k, float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}")
   optimized, result = run_same(original, SHAPE_ARITHMETIC, DEAD_NODES)
@@ -53,7 +56,7 @@ def test_unknown_stays(nodes):  # RELIABILITY 16
   assert_unchanged(model(f"g (float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}"), [SHAPE_ARITHMETIC])
 
 
-@parametrize("nodes", ["s = Shape(x)", "c = Concat<axis = 0>(x, x)  s = Shape(c)", "s = Shape(v)"])
+@parametrize("nodes", ["s = Shape(x)", "c = Concat<axis=0>(x, x)  s = Shape(c)", "s = Shape(v)"])
 @parametrize("lengths", [(-1, 4), (3, -2), (-1, -1)])
 def test_a_negative_length_is_an_open_one(nodes, lengths, rng):
   """As ONNX Runtime has it; exporters write -1 for a length that they do not know."""
@@ -79,6 +82,6 @@ def test_a_size_that_overflows_stays():  # RELIABILITY 43
 
 def test_inside_a_body():
   original = model("""g (bool c, float[3,4] x) => (int64[2] y) {
-      y = If (c) <then_branch = then () => (int64[2] t) { s = Shape(x)  t = Neg(s) },
+      y = If(c) <then_branch = then () => (int64[2] t) { s = Shape(x)  t = Neg(s) },
                   else_branch = otherwise () => (int64[2] e) { u = Shape(x)  e = Abs(u) }> }""")
   run_same(original, SHAPE_ARITHMETIC, changes=2)
