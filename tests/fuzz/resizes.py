@@ -44,8 +44,8 @@ def _spelled(node, name, used):
   made = onnx.NodeProto()
   made.CopyFrom(node)
   yield from spelled(
-    """image = {0, 0, 1, -1}  row = {0, 0, -1}
-    first = {0, 1}  last = {2}
+    """image = {0,0,1,-1}  row = {0,0,-1}
+    first = {0,1}  last = {2}
     x = Reshape(given, image)""",
     name,
     given=node.input[0],

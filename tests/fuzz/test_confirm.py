@@ -14,7 +14,7 @@ from fuzz.minimise import Minimiser
 from fuzz.worker import Worker
 
 # CumSum stays as it is; the others become a node of ours, which is to blame for what is wrong with `ortplugin`.
-MODEL = parsed("""model (float[2, 3] x) => (float[2, 3] y, float[2, 3] z)
+MODEL = parsed("""model (float[2,3] x) => (float[2,3] y, float[2,3] z)
         <int64 axis = {1}>
     { y = CumSum(x, axis)  a = Exp(x)  b = Mul(a, x)  c = Add(b, a)  z = Sigmoid(c) }""")
 FEEDS = [{"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}, {"x": np.full((2, 3), 0.5, np.float32)}]
@@ -118,7 +118,7 @@ def test_what_ours_do_in_the_original_is_a_finding(faults, kind):
 
 def test_what_onnx_leaves_open_hides_nothing_that_comes_and_goes():
   """A pool's form that propagates NaN is run anew, and that run is right."""
-  model = parsed("""model (float[1, 2, 3] x) => (float[1, 2, 1] y, float[1, 2, 3] z)
+  model = parsed("""model (float[1,2,3] x) => (float[1,2,1] y, float[1,2,3] z)
         { y = GlobalMaxPool(x)  a = Exp(x)  b = Mul(a, x)  c = Add(b, a)  z = Sigmoid(c) }""")
   feeds = [{"x": each["x"].reshape(1, 2, 3)} for each in FEEDS]
   worker = Worker("ortplugin:stale", module="fuzz.faulty_worker")

@@ -185,7 +185,7 @@ def test_small_values_of_other_dtypes_stay():
 
 def test_small_values_in_a_body_s_own_names():
   """Whose dtypes only the body's outputs say."""
-  model = parsed("""g (float[2] s, float[1, 2] x) => (float[2] t, float[1, 2] y) {
+  model = parsed("""g (float[2] s, float[1,2] x) => (float[2] t, float[1,2] y) {
         t, y = Scan <num_scan_inputs=1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
             d = Add(a, c)  e = Sigmoid(d) }> (s, x) }""", 12, 7)  # fmt: skip
   form = through_double(model)

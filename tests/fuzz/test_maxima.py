@@ -7,7 +7,7 @@ from fuzz.definite import definite
 from fuzz.evaluate import make_session, run
 from fuzz.handmade import case_of, judged_as
 
-POOL = "y = MaxPool <kernel_shape=[2], strides=[2], pads=[1, 1]>(x)"
+POOL = "y = MaxPool <kernel_shape=[2], strides=[2], pads=[1,1]>(x)"
 SCATTER = 'y = ScatterElements <axis=2, reduction="{}">(x, i, u)'
 NODES = {
   "a pool": POOL,
@@ -32,7 +32,7 @@ WANTED = {
 
 def model_of(nodes, dtype="float", opset=18):
   return parsed(f"""model ({dtype}[1, 1, 4] x) => ({dtype}[1, 1, n] y)
-            <int64[1, 1, 2] i = {{1, 2}}, {dtype}[1, 1, 2] u = {{2, -1}}, int64[1, 1] j = {{0}},
+            <int64[1,1,2] i = {{1, 2}}, {dtype}[1, 1, 2] u = {{2, -1}}, int64[1,1] j = {{0}},
              {dtype}[1, 1, 4] v = {{3, -3, 3, -3}}>
         {{ {nodes} }}""", opset, domains=["ortplugin"])  # fmt: skip
 
@@ -61,11 +61,11 @@ def test_an_old_opset_and_what_stays():
 
 def test_behind_an_upsample():
   """Of which onnx infers no dtype where the shape of what it takes is unknown."""
-  model = parsed("""g (float[2, 8, 6, 4] x) => (float[?, ?, ?, ?] y)
-        <float[8, 2, 1, 1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
+  model = parsed("""g (float[2,8,6,4] x) => (float[?,?,?,?] y)
+        <float[8,2,1,1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
             c = ConvTranspose <group=2>(x, a)
-            d = Upsample <mode="nearest", scales=[1.0, 1.0, 1.0, 1.0]>(c)
-            y = MaxPool <kernel_shape=[3, 3]>(d) }""", 8, 3)  # fmt: skip
+            d = Upsample <mode="nearest", scales=[1.0,1.0,1.0,1.0]>(c)
+            y = MaxPool <kernel_shape=[3,3]>(d) }""", 8, 3)  # fmt: skip
   assert sum(node.op_type == "MaxPool" for node in definite(model).graph.node) == 2
 
 

@@ -65,7 +65,7 @@ def test_a_float_that_rounding_decides():
 
 def test_a_sum_that_is_zero_but_for_rounding():
   """The products cancel, but not when each is rounded to float32; AveragePool, which has no double, stands beside."""
-  text = """(float[1, 1, 3] x) => (float[1] y, float[1, 1, 3] p) <float[1] c = {0.14590375}, int64[2] axes = {0, 1}>
+  text = """(float[1,1,3] x) => (float[1] y, float[1,1,3] p) <float[1] c = {0.14590375}, int64[2] axes = {0,1}>
         { a = Mul(x, c) s = Flatten(a) b = ReduceSum<keepdims=0>(s, axes) t = Cast<to=9>(b) f = Cast<to=1>(t)
           e = Constant<value_floats=[1.0]>() y = Mul(f, e) p = AveragePool<kernel_shape=[1]>(x) }"""
   x = {"x": np.array([[[5, 7, -12]]], np.float32)}
@@ -81,7 +81,7 @@ def test_a_sum_that_is_zero_but_for_rounding():
 @parametrize("divides, right", [("Sub", True), ("Mul", False)])
 def test_a_sum_that_rounding_makes_zero(divides, right):
   """In bf16 the terms may be equal, and 0 / 0 is NaN; a product is 0 of no rounding."""
-  model = model_of(f"""(float[3] x) => (float[3] y) <float[3] c = {{0.999, 0.5, -1}}>
+  model = model_of(f"""(float[3] x) => (float[3] y) <float[3] c = {{0.999,0.5,-1}}>
         {{ a = {divides}(x, c)  y = Div(a, a) }}""")
   x = {"x": np.array([1, 1, 1] if divides == "Sub" else [0.001, 1, 1], np.float32)}
   reference = Reference(case_of(model, x, precision="bf16"), x)
@@ -99,7 +99,7 @@ def test_a_tangent_of_a_rounded_number(moved, right):
   assert (reference.problem(have) is None) is right
 
 
-CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis=0>(x, w) }"
+CONCAT = "(float[1,n] x) => (float[a,b] y) <float[1,2] w = {1,2}> { y = Concat<axis=0>(x, w) }"
 
 
 @parametrize("width, axis, undefined", [(0, 0, True), (2, 0, False), (0, 1, False)])
@@ -112,8 +112,8 @@ def test_an_empty_tensor_that_does_not_fit(width, axis, undefined):
 def test_shapes_where_an_empty_tensor_does_not_fit(size):
   """What is believed of a Concat need not hold where the original's result is undefined."""
   model = model_of(
-    """(float[N, M, M] x) => (float[a, b, c] y)
-        { a = Abs(x)  s = ReduceSum<axes=[0, 1], keepdims=1>(a)  y = Concat<axis=0>(a, s) }""",
+    """(float[N,M,M] x) => (float[a,b,c] y)
+        { a = Abs(x)  s = ReduceSum<axes=[0,1], keepdims=1>(a)  y = Concat<axis=0>(a, s) }""",
     9,
   )
   feeds = [{"x": np.ones((3, size, size), np.float32)}]
@@ -123,7 +123,7 @@ def test_shapes_where_an_empty_tensor_does_not_fit(size):
 @parametrize("batch, undefined", [(1, False), (2, True), (4, False)])
 def test_a_skip_of_another_batch(batch, undefined):
   """Which ONNX Runtime repeats, or cuts off: the rows fit."""
-  model = model_of("""(float[N, 1, 3] x, float[M, 1, 3] s) => (float[?, ?, ?] y) <float[3] w = {1, 2, 3}>
+  model = model_of("""(float[N,1,3] x, float[M,1,3] s) => (float[?,?,?] y) <float[3] w = {1, 2, 3}>
         { y = com.microsoft.SkipLayerNormalization(x, s, w) }""")
   feeds = {"x": np.ones((4, 1, 3), np.float32), "s": np.ones((batch, 1, 3), np.float32)}
   assert oracle.run(oracle.make_session(model.SerializeToString()), feeds)["y"].shape == (4, 1, 3)
@@ -151,16 +151,16 @@ def test_a_float_that_is_infinite_in_half_precision():
   assert oracle.is_undefined(model, feeds, halves=True)
 
 
-POOLS = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>
+POOLS = """(float[2,1,2] x) => (float[2,1,0] g, float[2,1,1] i) <float[1] c = {0.5}>
     {
-        f = AveragePool<ceil_mode=1, kernel_shape=[3], pads=[1, 1], strides=[3]>(x)
+        f = AveragePool<ceil_mode=1, kernel_shape=[3], pads=[1,1], strides=[3]>(x)
         g = Resize<axes=[2], mode="nearest">(f, "", c)
         i = GlobalAveragePool(x)
     }"""
-IN_FP16 = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>
+IN_FP16 = """(float[2,1,2] x) => (float[2,1,0] g, float[2,1,1] i) <float[1] c = {0.5}>
     {
         z = Cast<to=10>(x)
-        f = AveragePool<ceil_mode=1, kernel_shape=[3], pads=[1, 1], strides=[3]>(z)
+        f = AveragePool<ceil_mode=1, kernel_shape=[3], pads=[1,1], strides=[3]>(z)
         e = Resize<axes=[2], mode="nearest">(f, "", c)
         h = GlobalAveragePool(z)
         i = Cast<to=1>(h)
@@ -200,7 +200,7 @@ class Failing(Provider):
 def test_a_failure_that_rounding_decides(selects, what):
   """How many values there are of which two are equal, until they are rounded otherwise."""
   width = 2 if selects == "Unique" else 3
-  model = model_of(f"""(float[3] x) => (float[?, ?] y) <int64[2] s = {{4, {width}}}>
+  model = model_of(f"""(float[3] x) => (float[?,?] y) <int64[2] s = {{4, {width}}}>
         {{ a = Mul(x, x)  u = {selects}(a)  y = Expand(u, s) }}""")
   x = {"x": np.array([1.5, -1.5, 2], np.float32)}
   assert Judge(Failing()).judge(case_of(model, x)).what == what

@@ -11,7 +11,7 @@ from fuzz.evaluate import make_session, run
 @parametrize("opset", [9, 11, 17])
 def test_negative_zeros(dtype, opset):
   model = parsed(
-    f"model (bool[n, 1] c, {dtype}[n, m] a, {dtype}[m] b) => ({dtype}[n, m] y) {{ y = Where(c, a, b) }}", opset, 7
+    f"model (bool[n,1] c, {dtype}[n, m] a, {dtype}[m] b) => ({dtype}[n, m] y) {{ y = Where(c, a, b) }}", opset, 7
   )
   made = definite(model)
   values = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -2.5, 5e-324, -1e-40], "d" if dtype == "double" else "f")

@@ -256,7 +256,7 @@ def test_models_are_verified_on_cuda(tmp_path, capsys):
 
 # What LpPool reads is read on the host, as CUDA has no kernel for it; Reshape's shape always is.
 ON_THE_HOST = """<ir_version: 8, opset_import: ["": 17]>
-g (float[1,1,1,1] x, float[1,1,1] a) => (float[1,1,1,1] c) { b = LpPool<kernel_shape=[1, 1]>(x) c = Mul(b, a) }"""
+g (float[1,1,1,1] x, float[1,1,1] a) => (float[1,1,1,1] c) { b = LpPool<kernel_shape=[1,1]>(x) c = Mul(b, a) }"""
 SHAPED = """<ir_version: 8, opset_import: ["": 17]>
 g (float[2,6] x, int64[2] shape, float[1] a) => (float[n,m] y) { v = Reshape(x, shape) y = Add(v, a) }"""
 

@@ -51,7 +51,7 @@ def conv_model(rng):
   b = rng.standard_normal(64).astype(np.float16)
   return parsed(
     """g (float16[2,64,28,28] x) => (float16[2,64,28,28] y) {
-        [conv] c = Conv <pads=[1, 1, 1, 1]>(x, w, b)  [relu] y = Relu(c) }""",
+        [conv] c = Conv <pads=[1,1,1,1]>(x, w, b)  [relu] y = Relu(c) }""",
     18,
     10,
     weights={"w": w, "b": b},

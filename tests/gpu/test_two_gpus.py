@@ -46,7 +46,7 @@ def network():
   }
   return parsed(
     """g (float16[2,16,28,28] x) => (float16[2,32,28,28] y) {
-        [conv] c = Conv <pads=[1, 1, 1, 1]>(x, w, b)  [relu] r = Relu(c)  [pointwise] d = Conv(r, v)
+        [conv] c = Conv <pads=[1,1,1,1]>(x, w, b)  [relu] r = Relu(c)  [pointwise] d = Conv(r, v)
         [sigmoid] s = Sigmoid(d)  [mul] m = Mul(d, s)  [norm] y = LayerNormalization <axis=-1>(m, g, h) }""",
     18,
     10,

@@ -264,7 +264,7 @@ def test_sequences_and_maps_are_compared(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
   model = parsed("""g (float[n,4] x) => (seq(float[]) s, seq(map(int64, float[])) m) {
     [construct] s = SequenceConstruct(x, x)
-    [zip] m = ai.onnx.ml.ZipMap <classlabels_int64s=[1, 2, 3, 4]>(x) }""")
+    [zip] m = ai.onnx.ml.ZipMap <classlabels_int64s=[1,2,3,4]>(x) }""")
   model.opset_import.add(domain="ai.onnx.ml", version=3)
   status, text, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert (status, errors) == (0, "")

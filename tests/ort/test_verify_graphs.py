@@ -24,7 +24,7 @@ from ortplugin.session import CPU, CUDA
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[4,8] x) => (float[4,8] y, float[4,8] z) { a = Abs(x) y = Neg(a) e = Exp(x) z = Sqrt(e) }"""
 WEIGHTS = """<ir_version: 8, opset_import: ["": 17]>
-g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }"""
+g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) }"""
 
 
 def no_fault(model, options, replay, outputs):

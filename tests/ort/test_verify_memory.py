@@ -23,7 +23,7 @@ def peaks(folder, rows):
   model = parsed(
     f"""g (uint8[{rows}, 1024] x) => (uint8[1024, {rows}] y) {{
             z = Identity(x)
-            y = Transpose <perm=[1, 0]>(z) }}""",
+            y = Transpose <perm=[1,0]>(z) }}""",
     18,
   )
   onnx.save(model, folder / "in.onnx")

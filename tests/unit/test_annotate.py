@@ -36,7 +36,7 @@ def shapes(text, opset=17):
 def test_names_of_outputs_give_way_to_lengths():
   """Every value is an output whose declared name contradicts what is inferred."""
   found = shapes("""g (float[3,2] x, float[2,P] r) => (float[L,M] v0, float[M,P] v1, float[M,B] v3)
-    <float[2] g = {1, 1}> { v0 = com.microsoft.SkipLayerNormalization(x, r, g)  v1 = Add(v0, x)
+    <float[2] g = {1,1}> { v0 = com.microsoft.SkipLayerNormalization(x, r, g)  v1 = Add(v0, x)
     v2 = LayerNormalization(v1, g)  v3 = Add(v1, r) }""")
   assert found["v0"] == found["v1"] == found["v2"] == (3, 2)
 
@@ -89,12 +89,12 @@ def test_it_ends_whatever_a_model_says_of_its_values(seed):
   for index in range(pick.randint(3, 7)):
     a, b = pick.choice(values), pick.choice(values)
     op = pick.choice([f"com.microsoft.SkipLayerNormalization({a}, {b}, g)", f"LayerNormalization({a}, g)",
-                      f"Add({a}, {b})", f"Tanh({a})", f"Transpose<perm=[1, 0]>({a})"])  # fmt: skip
+                      f"Add({a}, {b})", f"Tanh({a})", f"Transpose<perm=[1,0]>({a})"])  # fmt: skip
     values.append(f"v{index}")
     nodes.append(f"v{index} = {op}")
   outputs = [each for each in values[2:] if pick.random() < 0.5 or each == values[-1]]
   told = [f"float[{dims('235BSPQ')}] {each}" for each in values[2:] if each not in outputs and pick.random() < 0.7]
-  told.append("float[2] g = {1, 1}")
+  told.append("float[2] g = {1,1}")
   outer = ", ".join(f"float[{dims('BSPQZKLM')}] {each}" for each in outputs)
   text = f"g (float[{dims('235BSPQ')}] x, float[{dims('235BSPQ')}] r) => ({outer}) <{', '.join(told)}>"
   assert shapes(f"{text} {{ {'  '.join(nodes)} }}", pick.choice([13, 17]))

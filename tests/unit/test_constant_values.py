@@ -46,7 +46,7 @@ def test_normalised_weights_stay_but_in_half_precision(dtype):
 def test_projected_positions_stay_but_in_half_precision(dtype):
   model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
     g ({dtype}[4,16] x) => ({dtype}[4,8] y) {{
-      n = LayerNormalization(table, gamma)  p = MatMul(n, w)  t = Transpose<perm=[1, 0]>(p)
+      n = LayerNormalization(table, gamma)  p = MatMul(n, w)  t = Transpose<perm=[1,0]>(p)
       a = LayerNormalization(x, gamma)  b = MatMul(a, w)  y = MatMul(b, t) }}""")
   rng = np.random.default_rng(0)
   half = np.float16 if dtype == "float16" else np.float32

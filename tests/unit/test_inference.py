@@ -159,7 +159,7 @@ def test_real_models_lose_nothing(folder):
 @parametrize("use", ["Squeeze(x, axes)", "Unsqueeze(x, axes)"])
 def test_views_along_unknown_axes_have_their_dtype(use):
   """Paddle's exporter writes axes behind an Identity. What comes after has a shape, if x has a dtype."""
-  model = parsed(f"""g (float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1, 3}}>
+  model = parsed(f"""g (float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1,3}}>
     {{ x = Squeeze(data)  axes = Identity(of)  view = {use}  part = Relu(view)  y = Reshape(part, to) }}""")
   model.graph.output[0].type.ClearField("value")
   inferred = inference.infer_shapes(model)
@@ -227,8 +227,8 @@ SHAPES_ONLY = {
 def test_nodes_whose_values_are_not_kept_have_their_shapes(text):
   model = parsed(f"""g (int64[5000] x) => (int64[A] y)
     <int64[1] i = {{1}}, int64[1] j = {{4}}, int64[1] zero = {{0}}, int64[1] one = {{1}},
-     int64[1,2] pair = {{0, 1}}, int64 scalar = {{3}}, int64[2] ends = {{0, 2}},
-     int64[2] of_t = {{20, 250}}, int64[2] of_row = {{1, 5000}}>
+     int64[1,2] pair = {{0,1}}, int64 scalar = {{3}}, int64[2] ends = {{0,2}},
+     int64[2] of_t = {{20,250}}, int64[2] of_row = {{1,5000}}>
     {{ t = Reshape(x, of_t)  row = Reshape(x, of_row)  y = {text} }}""")
   del model.graph.output[0].type.tensor_type.shape.dim[:]
   model.graph.output[0].type.ClearField("value")

@@ -203,7 +203,7 @@ def test_before_ir_version_4_every_initializer_is_an_input():
 def test_before_ir_version_4_no_initializer_can_be_overridden():
   """ONNX Runtime takes no value for one, so it is a constant; from version 4 on it takes one."""
   text = """<ir_version: IR, opset_import: ["" : 11]> g (float[2] x, float[2] w) => (float[2] y)
-    <float[2] w = {1, 2}> { y = Mul(x, w) }"""
+    <float[2] w = {1,2}> { y = Mul(x, w) }"""
   for ir, kind in ((3, gs.Constant), (4, gs.Variable)):
     model = onnx.parser.parse_model(text.replace("IR", str(ir)))
     graph = import_model(model)

@@ -133,7 +133,7 @@ def test_beside_what_has_no_elements():
 def test_beside_a_constant_without_elements_that_inference_finds():
   """What followed from onnx's shape of the Concat is forgotten, too."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) {
-    s = {2, 0, 3}  e = ConstantOfShape(s)
+    s = {2,0,3}  e = ConstantOfShape(s)
     c = Concat<axis=1>(e, x, x)  y = Relu(c) }""")
   assert [node.outputs[0].shape for node in annotated(model).nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
   assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
@@ -202,8 +202,8 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
   """onnx infers one too many along the other, and an operator behind it would be refused at load."""
   attribute = ", count_include_pad = 1" if counts else ""
   model = parsed(
-    f"""g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1, 2}}>
-      {{ v = {op}<kernel_shape=[3, 2], strides=[3, 3], pads=[1, 1, 1, 0], ceil_mode=1{attribute}>(x)
+    f"""g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1,2}}>
+      {{ v = {op}<kernel_shape=[3,2], strides=[3,3], pads=[1,1,1,0], ceil_mode=1{attribute}>(x)
          y = LayerNormalization(v, s) }}""",
     18,
   )
@@ -222,7 +222,7 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
 )
 def test_what_onnx_infers_wrongly_before_a_norm(library, node, size):
   model = parsed(f"""g (float[1,{size}] x) => (float[A,B] y)
-    <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>
+    <float[7] s = {{1,2,3,4,5,6,7}}, float[2] f = {{1,0.7}}>
     {{ v = {node}  y = LayerNormalization(v, s) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
   assert changes
@@ -234,7 +234,7 @@ def test_what_onnx_infers_wrongly_before_a_norm(library, node, size):
 def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(library):
   """ONNX Runtime does not tell a scalar's shape from none, and then asks for the dtype that the operator makes."""
   model = parsed("""g (float[1,10] x, bool on) => (float[A,B] y, float[C,D] z)
-    <float[2] f = {1, 0.7}, float[1,1] w = {2}> {
+    <float[2] f = {1,0.7}, float[1,1] w = {2}> {
         p = Resize<mode="nearest", coordinate_transformation_mode="asymmetric">(x, , f)
         z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
   made, _, _ = run_passes(model, select_passes(only=["fuse-pointwise"]))
@@ -279,7 +279,7 @@ def test_in_a_local_function():
   model = parsed(
     """g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m=1>(x)  y = Relu(a) }
       <domain: "d", opset_import: ["" : 12]> f <m> (z) => (w)
-      { w = MaxPool<kernel_shape=[2], strides=[2], pads=[0, 1], ceil_mode: int=@m>(z) }""",
+      { w = MaxPool<kernel_shape=[2], strides=[2], pads=[0,1], ceil_mode: int=@m>(z) }""",
     12,
     domains=["d"],
   )
@@ -340,7 +340,7 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
 )
 def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays):
   """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
-  pool = f"AveragePool<ceil_mode=1, kernel_shape=[{kernel}, {kernel}], strides=[2, 2]>(before)"
+  pool = f"AveragePool<ceil_mode=1, kernel_shape=[{kernel}, {kernel}], strides=[2,2]>(before)"
   model = behind(pool, width, width)
   made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
   (made_pool,) = (node for node in made.graph.node if node.op_type == "AveragePool")
@@ -351,6 +351,6 @@ def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays)
 
 
 def test_a_pool_of_open_size_keeps_its_ceil_mode():
-  pool = "MaxPool<ceil_mode=1, kernel_shape=[1, 1], strides=[2, 2]>(before)"
+  pool = "MaxPool<ceil_mode=1, kernel_shape=[1,1], strides=[2,2]>(before)"
   made, _, _ = run_passes(behind(pool, "W"), select_passes(only=["fuse-conv"]))
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)

@@ -105,7 +105,7 @@ def test_domains():
 def test_constants():
   scope = scope_of(
     """g (float x, float c) => (float y) <float c = {1}, float d = {2}> {
-      e = Constant<value_float=3.0>()  f = Constant<value_ints=[1, 2]>()  s = Constant<value_string="s">()
+      e = Constant<value_float=3.0>()  f = Constant<value_ints=[1,2]>()  s = Constant<value_string="s">()
       a = Add(c, d)  b = Add(a, e)  k = Cast<to=1>(f)  y = Add(b, x) }"""
   )
   tensors = scope.graph.tensors()

@@ -45,18 +45,18 @@ def assert_same(original, upgraded, rng, **tolerances):
 @parametrize(
   "opset, text",
   [
-    (7, IMAGE + '{ y = Upsample<mode="nearest", scales=[1.0, 1.0, 2.0, 3.0]>(x) }'),
-    (8, IMAGE + '{ y = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 1.5]>(x) }'),
+    (7, IMAGE + '{ y = Upsample<mode="nearest", scales=[1.0,1.0,2.0,3.0]>(x) }'),
+    (8, IMAGE + '{ y = Upsample<mode="linear", scales=[1.0,1.0,2.0,1.5]>(x) }'),
     (9, IMAGE + '{ s = float[4] {1, 1, 2, 1.5}  y = Upsample<mode="linear">(x, s) }'),
     (10, IMAGE + '{ s = float[4] {1, 1, 2, 0.6}  y = Resize<mode="linear">(x, s) }'),
     (10, IMAGE + '{ s = float[4] {1, 1, 2.5, 1.7}  y = Resize<mode="nearest">(x, s) }'),
     (10, IMAGE + "{ s = float[4] {1, 1, 0.6, 0.7}  y = Resize(x, s) }"),
-    (7, IMAGE + '{ a = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 3.0]>(x)  y = Relu(a) }'),
+    (7, IMAGE + '{ a = Upsample<mode="linear", scales=[1.0,1.0,2.0,3.0]>(x)  y = Relu(a) }'),
     (9, IMAGE + "{ s = float[4] {1, 1, 2.3, 1.6}  a = Upsample(x, s)  y = Relu(a) }"),
     (10, IMAGE + "{ s = float[4] {1, 1, 0.3, 0.6}  a = Resize(x, s)  y = Relu(a) }"),
-    (9, IMAGE + "{ y = Pad<pads=[0, 0, 1, 1, 0, 0, 2, 2], value=1.5>(x) }"),
-    (9, IMAGE + '{ y = Pad<pads=[0, 0, 1, 1, 0, 0, 2, 2], mode="reflect">(x) }'),
-    (9, IMAGE + '{ y = Pad<pads=[0, 0, 1, 1, 0, 0, 2, 2], mode="edge", value=1.5>(x) }'),
+    (9, IMAGE + "{ y = Pad<pads=[0,0,1,1,0,0,2,2], value=1.5>(x) }"),
+    (9, IMAGE + '{ y = Pad<pads=[0,0,1,1,0,0,2,2], mode="reflect">(x) }'),
+    (9, IMAGE + '{ y = Pad<pads=[0,0,1,1,0,0,2,2], mode="edge", value=1.5>(x) }'),
     (9, IMAGE + "{ y = ThresholdedRelu<alpha=0.5>(x) }"),  # which is ONNX's from opset 10 on
     (8, IMAGE + "{ y = Clip<min=0.0, max=0.5>(x) }"),
     (6, IMAGE + "{ y = Clip<min=0.0, max=0.5>(x) }"),
@@ -67,23 +67,23 @@ def assert_same(original, upgraded, rng, **tolerances):
       7,
       IMAGE
       + """<float[2,3,8,15] a>
-          { a = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 3.0]>(x)  y = Relu(a) }""",
+          { a = Upsample<mode="linear", scales=[1.0,1.0,2.0,3.0]>(x)  y = Relu(a) }""",
     ),
     (7, IMAGE + "{ y = Dropout<ratio=0.3>(x) }"),
     (9, IMAGE + "{ y = Softmax(x) }"),
     (9, IMAGE + "{ y = LogSoftmax<axis=2>(x) }"),
-    (7, IMAGE + "{ y = AveragePool<kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]>(x) }"),
-    (8, IMAGE + '{ y = MaxPool<kernel_shape=[3, 3], auto_pad="SAME_LOWER", strides=[2, 2]>(x) }'),
-    (9, KERNEL + '{ y = ConvTranspose<auto_pad="SAME_UPPER", strides=[2, 2]>(x, w) }'),
-    (9, KERNEL + "{ y = ConvTranspose<output_shape=[8, 11], strides=[2, 2]>(x, w) }"),
-    (9, "g (float[2,3,4,5] x) => (float[A,B] y) { y = ReduceMean<axes=[2, 3], keepdims=0>(x) }"),
+    (7, IMAGE + "{ y = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(x) }"),
+    (8, IMAGE + '{ y = MaxPool<kernel_shape=[3,3], auto_pad="SAME_LOWER", strides=[2,2]>(x) }'),
+    (9, KERNEL + '{ y = ConvTranspose<auto_pad="SAME_UPPER", strides=[2,2]>(x, w) }'),
+    (9, KERNEL + "{ y = ConvTranspose<output_shape=[8,11], strides=[2,2]>(x, w) }"),
+    (9, "g (float[2,3,4,5] x) => (float[A,B] y) { y = ReduceMean<axes=[2,3], keepdims=0>(x) }"),
     (9, ROWS.replace("y)", "y, int64[A,B] i)") + "{ y, i = TopK<k=3>(x) }"),
     (9, ROWS + "{ y = Slice<axes=[1], starts=[1], ends=[-1]>(x) }"),
     (9, ROWS + "{ a = Relu(x)  y = com.microsoft.Gelu(a) }"),
     (
       9,
       """g (float[4] x, float[2] u) => (float[4] y) {
-          i = {3, 1}  y = Scatter(x, i, u) }""",
+          i = {3,1}  y = Scatter(x, i, u) }""",
     ),
     (
       9,
@@ -106,14 +106,14 @@ NEEDED_BY_BFLOAT16 = [
   (12, IMAGE + "{ y = LogSoftmax(x) }"),
   (12, IMAGE + "{ y = ReduceSum<axes=[1], keepdims=1>(x) }"),
   (11, IMAGE + "{ a = ReduceMean<axes=[1]>(x)  b = Squeeze<axes=[1]>(a)  y = Unsqueeze<axes=[1]>(b) }"),
-  (11, IMAGE + "{ y, z = Split<axis=2, split=[1, 3]>(x) }"),
+  (11, IMAGE + "{ y, z = Split<axis=2, split=[1,3]>(x) }"),
   (11, IMAGE + "{ y = Dropout<ratio=0.3>(x) }"),
   (12, IMAGE + "{ y = Clip(x) }"),
   (7, IMAGE + "{ y = Clip<min=0.0, max=0.5>(x) }"),
-  (8, IMAGE + '{ y = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 1.5]>(x) }'),
+  (8, IMAGE + '{ y = Upsample<mode="linear", scales=[1.0,1.0,2.0,1.5]>(x) }'),
   (
     12,
-    """g (float[2,3,4,5] x) => (float[A,B,C,D] y) <float[4] s = {1, 1, 2, 0.5}, float[0] r = {}>
+    """g (float[2,3,4,5] x) => (float[A,B,C,D] y) <float[4] s = {1,1,2,0.5}, float[0] r = {}>
       { y = Resize<mode="linear", coordinate_transformation_mode="align_corners">(x, r, s) }""",
   ),
 ]
@@ -140,21 +140,21 @@ def test_a_softmax_of_no_elements(axis, shape):
 @parametrize(
     "dtype, opset, nodes",
     [
-        ("float16", 10, "a = Neg(x)  y = Pad<pads=[0, 0, 1, 1, 0, 0, 1, 1]>(a)"),
-        ("double", 10, "a = Neg(x)  y = Pad<pads=[0, 0, 1, 1, 0, 0, 1, 1]>(a)"),
-        ("float16", 7, "a = Neg(x)  y = Pad<pads=[0, 0, 1, 1, 0, 0, 1, 1], value=1.1>(a)"),
-        ("double", 7, "a = Neg(x)  y = Pad<pads=[0, 0, 1, 1, 0, 0, 1, 1], value=1.1>(a)"),
+        ("float16", 10, "a = Neg(x)  y = Pad<pads=[0,0,1,1,0,0,1,1]>(a)"),
+        ("double", 10, "a = Neg(x)  y = Pad<pads=[0,0,1,1,0,0,1,1]>(a)"),
+        ("float16", 7, "a = Neg(x)  y = Pad<pads=[0,0,1,1,0,0,1,1], value=1.1>(a)"),
+        ("double", 7, "a = Neg(x)  y = Pad<pads=[0,0,1,1,0,0,1,1], value=1.1>(a)"),
         ("double", 9, """y = If(c)
-            <then_branch = t () => (double[A,B,C,D] p) { p = Pad<pads=[0, 0, 1, 1, 0, 0, 1, 1]>(x) },
+            <then_branch = t () => (double[A,B,C,D] p) { p = Pad<pads=[0,0,1,1,0,0,1,1]>(x) },
             else_branch = e () => (double[A,B,C,D] q)
-            { q = Pad<pads=[0, 0, 2, 0, 0, 0, 0, 2], value=1.1>(x) }>"""),
+            { q = Pad<pads=[0,0,2,0,0,0,0,2], value=1.1>(x) }>"""),
         ("float16", 10, "a = Neg(x)  y = Clip<max=0.3>(a)"),
         ("float16", 7, "y = Clip<min=-0.7, max=0.3>(x)"),
         ("double", 9, """i = int64[1, 1, 1, 1] {1}
-          u = Slice<starts=[0, 0, 0, 0], ends=[1, 1, 1, 1]>(x)
-          a = Scatter<axis=2>(x, i, u)  y = Pad<pads=[0, 0, 1, 1, 0, 0, 1, 1], value=1.1>(a)"""),
-        ("float16", 8, """a = Upsample<mode="nearest", scales=[1.0, 1.0, 2.0, 3.0]>(x)
-          y = Pad<pads=[0, 0, 1, 1, 0, 0, 1, 1], value=1.1>(a)"""),
+          u = Slice<starts=[0,0,0,0], ends=[1,1,1,1]>(x)
+          a = Scatter<axis=2>(x, i, u)  y = Pad<pads=[0,0,1,1,0,0,1,1], value=1.1>(a)"""),
+        ("float16", 8, """a = Upsample<mode="nearest", scales=[1.0,1.0,2.0,3.0]>(x)
+          y = Pad<pads=[0,0,1,1,0,0,1,1], value=1.1>(a)"""),
     ],
 )  # fmt: skip
 def test_attributes_that_became_inputs_have_the_dtype_of_the_node(dtype, opset, nodes, rng):
@@ -166,7 +166,7 @@ def test_attributes_that_became_inputs_have_the_dtype_of_the_node(dtype, opset, 
 
 def test_initializers_are_no_inputs_any_more(rng):
   """Before IR version 4 they had to be; with a later version a caller could override them."""
-  text = """g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> {
+  text = """g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1,2,3}> {
     a = Mul(x, w)  y = Clip<min=0.0>(a) }"""
   upgraded = upgrade(parse(text, 9, ir=3))
   assert [each.name for each in upgraded.graph.input] == ["x"]
@@ -177,8 +177,8 @@ def test_initializers_are_no_inputs_any_more(rng):
 
 def test_bodies_that_use_one_name_twice(rng):
   """The conversion renames the output of an Upsample."""
-  branch = '() => (float[A,B,C,D] p) { q = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 3.0]>(x)  p = Neg(q) }'
-  other = "() => (float[A,B,C,D] p) { q = Relu(x)  p = Upsample<scales=[1.0, 1.0, 2.0, 3.0]>(q) }"
+  branch = '() => (float[A,B,C,D] p) { q = Upsample<mode="linear", scales=[1.0,1.0,2.0,3.0]>(x)  p = Neg(q) }'
+  other = "() => (float[A,B,C,D] p) { q = Relu(x)  p = Upsample<scales=[1.0,1.0,2.0,3.0]>(q) }"
   head = IMAGE.replace("(float", "(bool c, float", 1)
   original = parse(f"{head} {{ y = If(c) <then_branch=a {branch}, else_branch=b {other}> }}", 8)
   upgraded = upgrade(original)
@@ -285,7 +285,7 @@ def test_a_wrong_upgrade_is_found(monkeypatch):
   from ortplugin.errors import VerificationError
 
   monkeypatch.setattr(ortplugin.model.upgrade, "_put_resize_right", lambda *arguments: None)
-  model = parse(IMAGE + '{ a = Identity(x)  y = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 2.0]>(a) }', 8)
+  model = parse(IMAGE + '{ a = Identity(x)  y = Upsample<mode="linear", scales=[1.0,1.0,2.0,2.0]>(a) }', 8)
   with pytest.raises(VerificationError, match="from the upgrade of opset 8 to 11 on"):
     optimize(model, verify=True, providers=["cpu"])
 

@@ -134,7 +134,7 @@ def test_a_graph_output_is_the_last():
   [
       (graph("y = Add(c, r)", "", ", float[M,N,4,5,6] r", out="[M,N,4,5,6]"), "'r' of shape [M, N, 4, 5, 6] does"),
       (graph("y = Add(c, r)", "", ", float[K,4,5,6] r", out="[A,4,5,6]"), "of shape [K, 4, 5, 6] does not surely"),
-      (graph("e = MaxPool<kernel_shape=[5, 6]>(c)  d = Conv(e, u)  y = Mul(d, x)", "float[4,4,1,1] u = {"
+      (graph("e = MaxPool<kernel_shape=[5,6]>(c)  d = Conv(e, u)  y = Mul(d, x)", "float[4,4,1,1] u = {"
              + ", ".join("1" for _ in range(16)) + "}"), "'x' of shape [N, 4, 5, 6] does not surely broadcast to"),
       (graph("v = Reshape(r, t)  y = Add(c, v)", "", ", float[K] r, int64[R] t", out="[A,B,C,D]"),
        "the rank of 'v' is unknown"),
@@ -168,24 +168,24 @@ def test_a_residual_of_dynamic_dimensions_that_stay():
   [
     # A block with strides and its shortcut: two ways to the same lengths, which have no name.
     (
-      """c = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, w)  r = Relu(c)  d = Conv<pads=[1, 1, 1, 1]>(r, w)
-        s = Conv<strides=[2, 2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
+      """c = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)  r = Relu(c)  d = Conv<pads=[1,1,1,1]>(r, w)
+        s = Conv<strides=[2,2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
       3,
     ),
     (
-      """c = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, w)  d = Conv<pads=[1, 1, 1, 1]>(c, w)
+      """c = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)  d = Conv<pads=[1,1,1,1]>(c, w)
         m = Mul(c, k)  a = Add(d, m)  y = Relu(a)""",
       2,
     ),
     # One less: not the same.
     (
-      """c = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, w)  s = Conv<strides=[2, 2]>(x, w)
+      """c = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)  s = Conv<strides=[2,2]>(x, w)
         a = Softmax(s)  b = Add(c, a)  y = Relu(b)""",
       0,
     ),
-    ("""c = Conv<strides=[2, 2]>(x, u)  s = Conv<strides=[3, 3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
+    ("""c = Conv<strides=[2,2]>(x, u)  s = Conv<strides=[3,3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
     (
-      """c = Conv<strides=[2, 2]>(x, u)  s = Conv<strides=[2, 2], pads=[0, 0, 1, 0]>(x, u)
+      """c = Conv<strides=[2,2]>(x, u)  s = Conv<strides=[2,2], pads=[0,0,1,0]>(x, u)
         a = Softmax(s)  y = Add(c, a)""",
       0,
     ),
@@ -209,7 +209,7 @@ def test_residuals_of_lengths_without_a_name(nodes, fused):
 def test_images_that_are_read_with_channels_first(size, fused):
   """Their lengths stand elsewhere than the results'."""
   text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
-    c = Conv<strides=[2, 2]>(x, w)  d = Conv<strides=[2, 2]>(z, w)  y = Add(c, d) }}"""
+    c = Conv<strides=[2,2]>(x, w)  d = Conv<strides=[2,2]>(z, w)  y = Add(c, d) }}"""
   before, _ = run_pass(model(text), FUSE_CONV, CHANNELS_LAST_ALWAYS)
   optimized, result = run_pass(before, IMAGE_INPUT, CONV_EPILOGUE)
   assert [each.rewrite for each in result.changes] == ["image-input"] * 2 + ["conv-epilogue"] * fused

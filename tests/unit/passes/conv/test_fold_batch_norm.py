@@ -30,7 +30,7 @@ def check(original, ops, precision=""):
 
 @parametrize("opset", [7, 8, 9, 13, 14, 15, 17])
 def test_after_a_convolution(opset):
-  optimized = check(model(graph(f"a = Conv<pads=[1, 0, 0, 1], strides=[2, 1]>(x, w)  {NORM}"), opset), ["Conv"])
+  optimized = check(model(graph(f"a = Conv<pads=[1,0,0,1], strides=[2,1]>(x, w)  {NORM}"), opset), ["Conv"])
   assert [each.name for each in optimized.graph.output] == ["y"]
   assert len(optimized.graph.initializer) == 2  # nothing of the old ones is left
 
@@ -83,7 +83,7 @@ def test_in_constant_nodes_and_in_bodies():
 
 
 def test_a_weight_that_two_convolutions_read_is_copied():
-  nodes = f"a = Conv(x, w)  {NORM}  z = Conv<strides=[2, 2]>(x, w)"
+  nodes = f"a = Conv(x, w)  {NORM}  z = Conv<strides=[2,2]>(x, w)"
   optimized = check(model(graph(nodes, outputs=", float[A,4,D,E] z")), ["Conv", "Conv"])
   assert len({node.input[1] for node in optimized.graph.node}) == 2
 
@@ -100,7 +100,7 @@ def test_into_a_batch_normalization_that_stays():
   check(model(graph(nodes, constants, x="float[N,4,6,5] x")), ["Relu", "BatchNormalization"])
 
 
-@parametrize("attributes", ["", '<auto_pad="VALID">', "<pads=[0, 0, 0, 0], group=2>"])
+@parametrize("attributes", ["", '<auto_pad="VALID">', "<pads=[0,0,0,0], group=2>"])
 def test_before_a_convolution_that_pads_nothing(attributes):
   columns = 2 if "group" in attributes else 4
   kernel = f"float[4,{columns},1,3] w = {{{', '.join(str(i % 7 - 3) for i in range(12 * columns))}}}"
@@ -109,9 +109,9 @@ def test_before_a_convolution_that_pads_nothing(attributes):
 
 
 def test_padding_is_fine_where_nothing_is_shifted():
-  constants = "float[4] s = {1, 2, 3, 4}, float[4] b = {0, 0, 0, 0}, float[4] v = {1, 2, 1, 2}"
-  nodes = "a = Relu(x)  n = BatchNormalization(a, s, b, b, v)  y = Conv<pads=[1, 1, 1, 1]>(n, w)"
-  kernel = "float[4,4,1,1] w = {1, 2, 3, 4, -1, -2, -3, -4, 5, 6, 7, 8, 1, 0, 1, 0}"
+  constants = "float[4] s = {1,2,3,4}, float[4] b = {0,0,0,0}, float[4] v = {1,2,1,2}"
+  nodes = "a = Relu(x)  n = BatchNormalization(a, s, b, b, v)  y = Conv<pads=[1,1,1,1]>(n, w)"
+  kernel = "float[4,4,1,1] w = {1,2,3,4,-1,-2,-3,-4,5,6,7,8,1,0,1,0}"
   check(model(graph(nodes, constants, kernel, x="float[N,4,6,5] x")), ["Relu", "Conv"])
 
 
@@ -191,11 +191,11 @@ def test_weights_that_leave_the_range_of_their_dtype_stay(dtype, size, variance,
     (graph(f"a = Conv(x, w, u)  {NORM}", inputs=", float[4] u"), "the bias of 'a' (Conv), 'u', is no constant"),
     (graph(f"a = Conv(x, w)  {NORM.replace('(a', '<training_mode=1>(a')}"), "is in training mode"),
     (
-      graph("a = Conv(x, w)  y = Mul(a, c)", "float[1,1,2,1] c = {1, 2}, float[5] s = {1, 2, 3, 4, 5}"),
+      graph("a = Conv(x, w)  y = Mul(a, c)", "float[1,1,2,1] c = {1,2}, float[5] s = {1,2,3,4,5}"),
       "'c' of shape [1, 1, 2, 1] is neither one number nor one per channel, [4, 1, 1]",
     ),
-    (graph("a = Conv(x, w)  y = Add(a, c)", "float[5] c = {1, 2, 3, 4, 5}"), "'c' of shape [5] is neither"),
-    (graph("a = Conv(x, w)  y = Add(a, c)", "float[2,1,1,1] c = {1, 2}"), "'c' of shape [2, 1, 1, 1] is neither"),
+    (graph("a = Conv(x, w)  y = Add(a, c)", "float[5] c = {1,2,3,4,5}"), "'c' of shape [5] is neither"),
+    (graph("a = Conv(x, w)  y = Add(a, c)", "float[2,1,1,1] c = {1,2}"), "'c' of shape [2, 1, 1, 1] is neither"),
     (graph("a = Conv(x, w)  y = Div(c, a)", "float c = {1}"), "divides by 'a'"),
     (graph("a = Conv(x, w)  y = Mul(a, c)", "float c = {2}", inputs=", float c"), "a caller may override the op"),
     (
@@ -212,7 +212,7 @@ def test_near_misses(text, fragment):  # RELIABILITY 8, 9, 11, 15
 @parametrize(
   "nodes, weight, fragment",
   [
-    ("y = Conv<pads=[0, 1, 0, 0]>(n, w)", "", "it pads with zeros, which"),
+    ("y = Conv<pads=[0,1,0,0]>(n, w)", "", "it pads with zeros, which"),
     ('y = Conv<auto_pad="SAME_UPPER">(n, w)', "", "it pads with zeros, which"),
     ("y = Conv(n, w)  z = Relu(n)", "", "'n' is also used by"),
   ],

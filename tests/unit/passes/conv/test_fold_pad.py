@@ -18,18 +18,18 @@ def check(original, op, pads):
   assert list(attributes["pads"].ints) == pads
 
 
-PADS = "int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}"
+PADS = "int64[8] p = {0,0,1,0,0,0,2,3}"
 
 
 @parametrize(
   "opset, pad, constants",
   [
-    (9, "Pad<pads=[0, 0, 1, 0, 0, 0, 2, 3]>(x)", ""),
-    (9, 'Pad<mode="constant", pads=[0, 0, 1, 0, 0, 0, 2, 3], value=0.0>(x)', ""),
+    (9, "Pad<pads=[0,0,1,0,0,0,2,3]>(x)", ""),
+    (9, 'Pad<mode="constant", pads=[0,0,1,0,0,0,2,3], value=0.0>(x)', ""),
     (11, "Pad(x, p)", PADS),
     (13, "Pad(x, p, z)", f"{PADS}, float z = {{0}}"),
-    (18, "Pad(x, p, , d)", "int64[4] p = {0, 1, 3, 2}, int64[2] d = {-1, 2}"),
-    (21, "Pad(x, p, z, d)", "int64[4] p = {1, 0, 2, 3}, float z = {0}, int64[2] d = {2, 3}"),
+    (18, "Pad(x, p, , d)", "int64[4] p = {0,1,3,2}, int64[2] d = {-1,2}"),
+    (21, "Pad(x, p, z, d)", "int64[4] p = {1,0,2,3}, float z = {0}, int64[2] d = {2,3}"),
   ],
 )
 def test_the_forms_of_a_pad(opset, pad, constants):
@@ -39,9 +39,9 @@ def test_the_forms_of_a_pad(opset, pad, constants):
 @parametrize(
   "attributes, pads",
   [
-    ("<pads=[1, 0, 0, 2], strides=[2, 1]>", [2, 0, 2, 5]),
-    ('<auto_pad="VALID", dilations=[2, 1]>', [1, 0, 2, 3]),
-    ('<auto_pad="NOTSET", pads=[1, 1, 1, 1]>', [2, 1, 3, 4]),
+    ("<pads=[1,0,0,2], strides=[2,1]>", [2, 0, 2, 5]),
+    ('<auto_pad="VALID", dilations=[2,1]>', [1, 0, 2, 3]),
+    ('<auto_pad="NOTSET", pads=[1,1,1,1]>', [2, 1, 3, 4]),
   ],
 )
 def test_added_to_the_convolution_s_own(attributes, pads):
@@ -49,8 +49,8 @@ def test_added_to_the_convolution_s_own(attributes, pads):
 
 
 def test_one_dimension():
-  original = model("""g (float[N,2,7] x) => (float[N,1,C] y) <float[1,2,3] w = {1, 2, 3, -1, -2, -3},
-    int64[6] p = {0, 0, 4, 0, 0, 5}> { a = Pad(x, p)  y = Conv(a, w) }""")
+  original = model("""g (float[N,2,7] x) => (float[N,1,C] y) <float[1,2,3] w = {1,2,3,-1,-2,-3},
+    int64[6] p = {0,0,4,0,0,5}> { a = Pad(x, p)  y = Conv(a, w) }""")
   check(original, "Conv", [4, 5])
 
 
@@ -66,16 +66,16 @@ def test_average_pools(attributes, pads):
 
 
 def pool(attributes):
-  return graph(f"a = Pad(x, p)  y = AveragePool<kernel_shape=[4, 4]{attributes}>(a)", PADS)
+  return graph(f"a = Pad(x, p)  y = AveragePool<kernel_shape=[4,4]{attributes}>(a)", PADS)
 
 
 @parametrize(
   "text, fragment",
   [
-    (graph("a = Pad(x, p)  y = Conv(a, w)", "int64[8] p = {0, 0, 1, -1, 0, 0, 2, 3}"), "the negative pads"),
-    (graph("a = Pad(x, p)  y = Conv(a, w)", "int64[8] p = {1, 0, 1, 1, 0, 0, 2, 3}"), "pads the batch or the"),
+    (graph("a = Pad(x, p)  y = Conv(a, w)", "int64[8] p = {0,0,1,-1,0,0,2,3}"), "the negative pads"),
+    (graph("a = Pad(x, p)  y = Conv(a, w)", "int64[8] p = {1,0,1,1,0,0,2,3}"), "pads the batch or the"),
     (
-      graph("a = Pad(x, p)  y = Conv(a, u)", "int64[8] p = {0, 1, 1, 1, 0, 0, 2, 3}", ", float[2,4,3,2] u"),
+      graph("a = Pad(x, p)  y = Conv(a, u)", "int64[8] p = {0,1,1,1,0,0,2,3}", ", float[2,4,3,2] u"),
       "pads the batch or the channels",
     ),
     (graph("a = Pad(x, p, z)  y = Conv(a, w)", f"{PADS}, float z = {{0.5}}"), "pads with 0.5, not with 0"),
@@ -101,7 +101,7 @@ def test_near_misses(text, fragment):
 def test_a_window_larger_than_the_image(size, opset, folds):
   """ONNX Runtime rounds -1 / 2 to 0, so that there is one: before opset 19 it counts all of it."""
   original = model(
-    f"""g (float[1,1,{size}] x) => (float[1,1,O] y) <int64[6] p = {{0, 0, 1, 0, 0, 0}}>
+    f"""g (float[1,1,{size}] x) => (float[1,1,O] y) <int64[6] p = {{0,0,1,0,0,0}}>
       {{ a = Pad(x, p)  y = AveragePool<kernel_shape=[3], strides=[2]>(a) }}""",
     opset,
   )
@@ -109,13 +109,13 @@ def test_a_window_larger_than_the_image(size, opset, folds):
 
 
 def test_of_a_value_before_opset_11():
-  text = graph("a = Pad<pads=[0, 0, 1, 0, 0, 0, 2, 3], value=1.0>(x)  y = Conv(a, w)")
+  text = graph("a = Pad<pads=[0,0,1,0,0,0,2,3], value=1.0>(x)  y = Conv(a, w)")
   assert_unchanged(model(text, 9), [FOLD_PAD], "pads with 1, not with 0")
 
 
 def test_a_max_pool_stays():
   """It would pad with minus infinity."""
-  assert_unchanged(model(graph("a = Pad(x, p)  y = MaxPool<kernel_shape=[4, 4]>(a)", PADS)), [FOLD_PAD])
+  assert_unchanged(model(graph("a = Pad(x, p)  y = MaxPool<kernel_shape=[4,4]>(a)", PADS)), [FOLD_PAD])
 
 
 def test_a_value_that_a_body_captures_stays():  # RELIABILITY 10

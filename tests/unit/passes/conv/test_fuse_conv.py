@@ -112,9 +112,9 @@ def test_dynamic_spatial_dimensions():
 
 
 def test_in_a_body():
-  original = model("""g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1, 2, 3, 4}> {
+  original = model("""g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1,2,3,4}> {
       y = If(c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv(x, w) },
-                  else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides=[1, 1]>(x, w) }> }""")
+                  else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides=[1,1]>(x, w) }> }""")
   run_same(original, FUSE_CONV, changes=2)
 
 

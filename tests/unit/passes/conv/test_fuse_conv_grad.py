@@ -126,7 +126,7 @@ def test_gradients_have_channels_last_between_convolutions():
   """In a region with a convolution, weights and their gradients too; the bias's gradient is as it was."""
   original = parsed(
     """g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)
-      { c = Conv<pads=[1, 1, 1, 1]>(X, W)  y = Relu(c)
+      { c = Conv<pads=[1,1,1,1]>(X, W)  y = Relu(c)
         dX, dW, dB = ortplugin.ConvGrad<program="P">(X, W, dy, y) }""",
     domains=["ortplugin"],
   )

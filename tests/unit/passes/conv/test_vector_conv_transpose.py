@@ -26,7 +26,7 @@ def before(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, TRANSPOSE_VIEWS)[0]
 
 
-@parametrize("attributes", ["", "<strides=[2, 3]>"])
+@parametrize("attributes", ["", "<strides=[2,3]>"])
 def test_one_pixel(attributes):
   original = graph(attributes)
   optimized, _ = run_same(original, VECTOR_CONV_TRANSPOSE, start=before(original), changes=1)
@@ -54,12 +54,12 @@ def test_lines_and_volumes():
 
 MISSES = {
   "groups": (graph("<group=2>", y="N,10,3,2", bias=10), "it has 2 groups"),
-  "pads": (graph("<pads=[1, 0, 0, 0]>", y="N,5,2,2"), "it has pads of [1, 0, 0, 0]"),
+  "pads": (graph("<pads=[1,0,0,0]>", y="N,5,2,2"), "it has pads of [1, 0, 0, 0]"),
   "output padding": (
-    graph("<output_padding=[1, 0], strides=[2, 2]>", y="N,5,4,2"),
+    graph("<output_padding=[1,0], strides=[2,2]>", y="N,5,4,2"),
     "it has output_padding of [1, 0]",
   ),
-  "dilations": (graph("<dilations=[2, 1]>", y="N,5,5,2"), "its kernel is dilated by [2, 1]"),
+  "dilations": (graph("<dilations=[2,1]>", y="N,5,5,2"), "its kernel is dilated by [2, 1]"),
   "a caller's weights": (graph(weight="float[4,5,3,2] w"), "is no constant"),
 }
 

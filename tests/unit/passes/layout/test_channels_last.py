@@ -42,12 +42,12 @@ def test_one_convolution():
   assert [each.nodes for each in result.changes] == [("'c' (FusedConv)",)]
 
 
-@parametrize("beside", ["", "z = Conv<pads=[1, 1]>(c, v)"])
+@parametrize("beside", ["", "z = Conv<pads=[1,1]>(c, v)"])
 def test_a_region_of_pointwise_convolutions_stays(beside):
   """They have an engine with channels first; another convolution beside them decides for all."""
   more = ", float[2,2,8] z" if beside else ""
   original = model(f"""g (float[2,2,8] x) => (float[2,2,8] y{more})
-    <float[2,2,1] w = {{1, 2, 3, 4}}, float[2,2,3] v = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}> {{
+    <float[2,2,1] w = {{1,2,3,4}}, float[2,2,3] v = {{1,2,3,4,5,6,7,8,9,10,11,12}}> {{
       c = Conv(x, w)  y = Relu(c)  {beside} }}""")
   single, _ = run_pass(original, FUSE_CONV)
   _, result = run_same(original, CHANNELS_LAST_ON_GPU, start=single)
@@ -60,7 +60,7 @@ def test_ranks(spatial):
   threes, fives, ones = (f",{size}" * spatial for size in (3, 5, 1))
   optimized, _ = change(
     model(f"""g (float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
-    <float[2,2{threes}] w = {{{values}}}, float[2] b = {{1, -1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
+    <float[2,2{threes}] w = {{{values}}}, float[2] b = {{1,-1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
   )
   assert operators(optimized)[-1] == "Transpose"
   bias = node_of(optimized, "FusedConv").input[2]
@@ -108,12 +108,12 @@ def test_float16_and_float_that_may_round_by_default():
 
 GROUPED = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) <float[8,2,1,1] w = {{{}}}> {{
   c = Conv<group=4>(x, w)  y = Relu(c) }}""".format(", ".join(["0.5"] * 16))
-ONE_DIMENSION = """g (float[1,2,6] x) => (float[1,2,5] y) <float[2,2,2] w = {1, 2, 3, 4, 5, 6, 7, 8}> {
+ONE_DIMENSION = """g (float[1,2,6] x) => (float[1,2,5] y) <float[2,2,2] w = {1,2,3,4,5,6,7,8}> {
   c = Conv(x, w)  y = Relu(c) }"""
 
 
 SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,3,3] y) <float[8,8,1,1] w = {{{}}}, int64[8] order = {{{}}}> {{
-  c = Conv<strides=[2, 2]>(x, w)  s = Gather<axis=1>(c, order)  y = Relu(s) }}""".format(
+  c = Conv<strides=[2,2]>(x, w)  s = Gather<axis=1>(c, order)  y = Relu(s) }}""".format(
   ", ".join(["0.5"] * 64), "0,4,1,5,2,6,3,7"
 )
 
@@ -142,7 +142,7 @@ def test_float_that_is_slow_on_a_cpu_asks_for_it(text):
 def test_float_that_a_cpu_is_fast_at(nodes):
   """Beside what it is slow at: groups of one channel, whole images that are gathered, and their colours."""
   constants = f"{W}, float[4,1,3,3] d = {{{', '.join(map(str, VALUES[:36]))}}}, int64[2] order = {{1, 0}}, "
-  constants += "int64[4] colours = {2, 1, 0, 3}"
+  constants += "int64[4] colours = {2,1,0,3}"
   original = model(f"g (float[2,4,7,7] x) => (float[A,4,B,C] y) <{constants}> {{ {nodes} }}")
   optimized, _ = run_same(original, FUSE_CONV, CHANNELS_LAST)
   assert {attribute(each, "layout") for each in optimized.graph.node if each.op_type == "FusedConv"} == {b"NHWC"}
@@ -180,10 +180,10 @@ def half_original():
     ("last = LogSoftmax<axis=-1>(c)", ["LogSoftmax"]),
     ("last = Gather<axis=1>(c, order)", ["Gather"]),
     ("a = ReduceMean<axes=[1]>(c)  last = Sub(c, a)", ["ReduceMean", "Sub"]),
-    ("a = ReduceMax<axes=[-1, 1]>(c)  last = Sub(c, a)", ["ReduceMax", "Sub"]),
+    ("a = ReduceMax<axes=[-1,1]>(c)  last = Sub(c, a)", ["ReduceMax", "Sub"]),
     ("a = ReduceSum(c, spatial)  last = Sub(c, a)", ["ReduceSum", "Sub"]),
     ("a = ArgMax<axis=1>(c)  b = Cast<to=1>(a)  last = Mul(c, b)", ["ArgMax", "Cast", "Mul"]),
-    ("last = Transpose<perm=[0, 1, 3, 2]>(c)", ["Transpose"]),
+    ("last = Transpose<perm=[0,1,3,2]>(c)", ["Transpose"]),
     ("a = Reshape<allowzero=1>(c, flat)  last = Reshape(a, parted)", ["Reshape", "Reshape"]),
     ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", ["Reshape", "Sigmoid", "Reshape"]),
   ],
@@ -207,11 +207,11 @@ def test_what_works_in_either_order(nodes, expected):
   "opset, nodes, constants, expected",
   [
     (18, "a = ReduceMax(c, i)  last = Sub(c, a)", "int64[1] i = {1}", ["ReduceMax", "Sub"]),
-    (18, "last = Pad(c, p, , i)", "int64[4] p = {1, 2, 0, 1}, int64[2] i = {-1, 2}", ["Pad"]),
+    (18, "last = Pad(c, p, , i)", "int64[4] p = {1,2,0,1}, int64[2] i = {-1,2}", ["Pad"]),
     (18, "a, b = Split<axis=-3, num_outputs=2>(c)  last = Concat<axis=-3>(b, a)", "", ["Split", "Concat"]),
     (23, "a = Softmax<axis=-3>(c)  last = Gelu(a)", "", ["Softmax", "Gelu"]),
     (11, "a = ReduceSum<axes=[1]>(c)  last = Sub(c, a)", "", ["ReduceSum", "Sub"]),
-    (11, "a, b = Split<axis=1, split=[3, 1]>(c)  last = Concat<axis=1>(b, a)", "", ["Split", "Concat"]),
+    (11, "a, b = Split<axis=1, split=[3,1]>(c)  last = Concat<axis=1>(b, a)", "", ["Split", "Concat"]),
     (11, "last = Softmax<axis=1>(c)", "", ["Transpose", "Softmax", "Transpose"]),  # over all axes from there on
   ],
 )
@@ -247,8 +247,8 @@ def tokens(text):
 @parametrize(
   "nodes, constants, out, expected",
   [
-    ("y = ReduceMax<axes=[2, 1, 3], keepdims=0>(c)", "", "float[N]", ["ReduceMax"]),
-    ("a = ReduceSum<keepdims=0>(c, axes)  y = Neg(a)", "int64[2] axes = {3, 2}", "float[N,4]", ["ReduceSum", "Neg"]),
+    ("y = ReduceMax<axes=[2,1,3], keepdims=0>(c)", "", "float[N]", ["ReduceMax"]),
+    ("a = ReduceSum<keepdims=0>(c, axes)  y = Neg(a)", "int64[2] axes = {3,2}", "float[N,4]", ["ReduceSum", "Neg"]),
     ("y = ArgMax<axis=1, keepdims=0>(c)", "", "int64[N,5,6]", ["ArgMax"]),
     ("y = Shape(c)", "", "int64[4]", ["Shape", "Gather"]),
     ("y = Shape<start=1, end=-1>(c)", "", "int64[2]", ["Shape", "Gather"]),
@@ -275,8 +275,8 @@ def test_blocks(nodes):
 
 def test_the_model_s_own_transposes_cancel():
   """As ConvNeXt's: what lies between them has channels last already."""
-  nodes = """a = Transpose<perm=[0, 2, 3, 1]>(c)  b = Softmax<axis=-1>(a)  d = MatMul(b, m)
-    e = Transpose<perm=[0, 3, 1, 2]>(d)  f = Mul(e, g)  last = Add(f, c)"""
+  nodes = """a = Transpose<perm=[0,2,3,1]>(c)  b = Softmax<axis=-1>(a)  d = MatMul(b, m)
+    e = Transpose<perm=[0,3,1,2]>(d)  f = Mul(e, g)  last = Add(f, c)"""
   constants = "float[4,4] m = {" + ", ".join(map(str, VALUES[:16])) + "}, float[4,1,1] g = {1, 2, 3, 4}"
   optimized, _ = change(between(nodes, constants, out="[A,4,5,6]"))
   assert inner(optimized) == ["FusedConv", "Softmax", "MatMul", "Mul", "Add", "FusedConv"]
@@ -286,8 +286,8 @@ def test_an_image_with_channels_last_already():
   """As TensorFlow's exporters make it."""
   optimized, _ = change(
     model(f"""g (float[N,5,6,4] x) => (float[N,5,6,4] y) <{W}> {{
-    a = Transpose<perm=[0, 3, 1, 2]>(x)  b = {SAME}(a, w)  c = Relu(b)
-    y = Transpose<perm=[0, 2, 3, 1]>(c) }}""")
+    a = Transpose<perm=[0,3,1,2]>(x)  b = {SAME}(a, w)  c = Relu(b)
+    y = Transpose<perm=[0,2,3,1]>(c) }}""")
   )
   assert [each for each in operators(optimized) if each != "Identity"] == ["FusedConv", "Relu"]
 
@@ -295,7 +295,7 @@ def test_an_image_with_channels_last_already():
 def test_three_axes():
   """Patches as tokens: Reshape to [N, C, HW] and Transpose to [N, HW, C] become the Reshape alone."""
   original = model(
-    graph("a = Reshape(c, t)  y = Transpose<perm=[0, 2, 1]>(a)", "int64[3] t = {0, 4, -1}", out="float[N,30,4] y")
+    graph("a = Reshape(c, t)  y = Transpose<perm=[0,2,1]>(a)", "int64[3] t = {0,4,-1}", out="float[N,30,4] y")
   )
   optimized, _ = change(original)
   assert operators(optimized)[:3] == ["Transpose", "FusedConv", "Reshape"]
@@ -304,7 +304,7 @@ def test_three_axes():
 
 def test_one_transpose_for_all_readers():
   """What knows channels first only, twice, reads one and the same."""
-  nodes = "a = LRN<size=3>(c)  b = LpPool<kernel_shape=[2, 2]>(c)  y = Concat<axis=1>(a, c)"
+  nodes = "a = LRN<size=3>(c)  b = LpPool<kernel_shape=[2,2]>(c)  y = Concat<axis=1>(a, c)"
   optimized, _ = change(model(graph(nodes, out="float[A,B,C,D] y, float[E,F,G,H] b")))
   assert operators(optimized).count("Transpose") <= 3
 
@@ -322,7 +322,7 @@ def test_vectors_are_views():
   """A squeeze-excite of an image that comes from elsewhere: [N, C, 1, 1] needs no Transpose."""
   ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}"
   original = model(f"""g (float[N,4,5,6] x) => (float[N,4,1,1] y) <{ones}> {{
-    a = ReduceSumSquare<axes=[2, 3]>(x)  b = Conv(a, u)  y = Sigmoid(b) }}""")
+    a = ReduceSumSquare<axes=[2,3]>(x)  b = Conv(a, u)  y = Sigmoid(b) }}""")
   change(original, into=["ReduceSumSquare", "Reshape", "FusedConv", "Sigmoid", "Reshape"])
 
 
@@ -379,7 +379,7 @@ def test_regions_change_one_by_one():
 
 
 def test_epilogues_with_channels_last():
-  original = between("a = Mul(c, g)  b = Add(a, x)  last = Relu(b)", "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
+  original = between("a = Mul(c, g)  b = Add(a, x)  last = Relu(b)", "float[4,1,1] g = {1,2,3,4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV)
   run_same(
     original,
@@ -391,7 +391,7 @@ def test_epilogues_with_channels_last():
 
 
 def test_epilogues_from_before_change_with_their_convolution():
-  original = between("a = Mul(c, g)  b = Add(a, x)  last = Relu(b)", "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
+  original = between("a = Mul(c, g)  b = Add(a, x)  last = Relu(b)", "float[4,1,1] g = {1,2,3,4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV, CONV_EPILOGUE)
   run_same(original, CHANNELS_LAST_ALWAYS, start=before, into=["Transpose", "FusedConv", "FusedConv", "Transpose"])
 

@@ -14,8 +14,8 @@ def graph(inputs, nodes, y="float[A,B,C,D] y", more=""):
   return f"g ({inputs}) => ({y}) <{numbers}, int64[2] pixels = {{2, 3}}{more}> {{ {nodes} }}"
 
 
-LAST, FIRST = "<perm=[0, 2, 3, 1]>", "<perm=[0, 3, 1, 2]>"
-HEADS = "<perm=[0, 2, 1, 3]>"
+LAST, FIRST = "<perm=[0,2,3,1]>", "<perm=[0,3,1,2]>"
+HEADS = "<perm=[0,2,1,3]>"
 SPLIT = ", int64[5] split = {2, 2, 5, 3, 4}"
 RADIX = f"t = Transpose{FIRST}(x)  b = Reshape(t, split)"  # x [2, 3, 4, 10]
 PADS = ", int64[8] pads = {0, 0, 1, 0, 0, 0, 0, 0}"
@@ -37,8 +37,8 @@ CASES = {
       ["Transpose", "Softmax", "Slice", "Mul", "Pad", "Transpose", "Add", "Identity"]),
   "a pool": (
       graph("float[2,8,6,4] x",
-            f"""t = Transpose{FIRST}(x)  p = MaxPool<kernel_shape=[2, 2], strides=[2, 2]>(t)
-            r = Reshape(p, rows)  y = Transpose<perm=[0, 2, 1]>(r)""", "float[A,B,C] y",
+            f"""t = Transpose{FIRST}(x)  p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(t)
+            r = Reshape(p, rows)  y = Transpose<perm=[0,2,1]>(r)""", "float[A,B,C] y",
             ", int64[3] rows = {2, 4, -1}"), ["FusedPool", "Reshape"]),
   "a Concat, a Softmax and a Slice with a step": (
       graph("float[2,3,4,5] x, float[2,3,4,7] z",
@@ -87,7 +87,7 @@ STAY = {
     "float[2,4,3,5] x, float[5] g", f"t = Transpose{HEADS}(x)  a = LayerNormalization(t, g)  y = Transpose{HEADS}(a)"
   ),
   "a pool in an order that is not channels last": graph(
-    "float[2,4,3,5] x", f"t = Transpose{HEADS}(x)  a = MaxPool<kernel_shape=[2, 2]>(t)  y = Transpose{HEADS}(a)"
+    "float[2,4,3,5] x", f"t = Transpose{HEADS}(x)  a = MaxPool<kernel_shape=[2,2]>(t)  y = Transpose{HEADS}(a)"
   ),
   "pads that are not known": graph(
     "float[2,4,3,5] x, int64[8] p", f"t = Transpose{HEADS}(x)  a = Pad(t, p)  y = Transpose{HEADS}(a)"
@@ -101,7 +101,7 @@ STAY = {
       y = Transpose{HEADS}(r)""",
   ),
   "a reduction whose axes have another order then": graph(
-    "float[2,4,3,5] x", "t = Transpose<perm=[0, 3, 2, 1]>(x)  y = ReduceSum<keepdims=0>(t, two)", "float[A,B,C] y"
+    "float[2,4,3,5] x", "t = Transpose<perm=[0,3,2,1]>(x)  y = ReduceSum<keepdims=0>(t, two)", "float[A,B,C] y"
   ),
 }
 
@@ -121,7 +121,7 @@ def test_before_opset_13_a_softmax_is_over_several_axes():
 def test_a_softmax_over_rows_becomes_one_over_columns():
   """CoaT's keys: ONNX Runtime's kernel would transpose what it reads and what it writes."""
   text = """g (float[2,4,33,5] k) => (float[2,4,5,33] y) { s = Softmax<axis=2>(k)
-    y = Transpose<perm=[0, 1, 3, 2]>(s) }"""
+    y = Transpose<perm=[0,1,3,2]>(s) }"""
   optimized, _ = run_same(model(text, 13), EARLY_TRANSPOSE, into=["Transpose", "Softmax", "Identity"])
   assert optimized.graph.node[1].attribute[0].i == 3
   assert_unchanged(model(text.replace("axis=2", "axis=3"), 13), [EARLY_TRANSPOSE])

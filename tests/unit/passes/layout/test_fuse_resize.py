@@ -9,7 +9,7 @@ from pass_helpers import model, operators, parametrize, reasons, run_pass
 from ortplugin.ops.pool.resize import OPERATOR
 from ortplugin.optimizer.pipeline import FUSE_RESIZE
 
-SCALES = "float[4] scales = {1, 1, 2, 1.5}"
+SCALES = "float[4] scales = {1,1,2,1.5}"
 
 
 def graph(nodes, constants=SCALES, dtype="float"):
@@ -21,9 +21,9 @@ def graph(nodes, constants=SCALES, dtype="float"):
   [
       ('y = Resize<mode="linear">(x, , scales)', SCALES, {"mode": b"linear", "scales": [2.0, 1.5]}),
       ('y = Resize<mode="linear", coordinate_transformation_mode="align_corners">(x, , , sizes)',
-       "int64[4] sizes = {3, 4, 5, 9}",
+       "int64[4] sizes = {3,4,5,9}",
        {"mode": b"linear", "coordinate_transformation_mode": b"align_corners", "sizes": [5, 9]}),
-      ('y = Resize<mode="linear", axes=[2, 3]>(x, , , sizes)', "int64[2] sizes = {5, 9}",
+      ('y = Resize<mode="linear", axes=[2,3]>(x, , , sizes)', "int64[2] sizes = {5,9}",
        {"mode": b"linear", "sizes": [5, 9]}),
   ],
 )  # fmt: skip
@@ -46,13 +46,13 @@ def test_it_is_ours(nodes, constants, attributes, rng):
       ('y = Resize<mode="cubic">(x, , scales)', SCALES, None),
       ('y = Resize<mode="nearest">(x, , scales)', SCALES, None),
       ('y = Resize<mode="linear", antialias=1>(x, , scales)', SCALES, "without more attributes"),
-      ('y = Resize<mode="linear">(x, , scales)', "float[4] scales = {1, 2, 2, 2}", "spatial axes alone"),
-      ('y = Resize<mode="linear">(x, , scales)', "float[4] scales = {1, 1, 1.1, 1.1}", "spatial axes alone"),
+      ('y = Resize<mode="linear">(x, , scales)', "float[4] scales = {1,2,2,2}", "spatial axes alone"),
+      ('y = Resize<mode="linear">(x, , scales)', "float[4] scales = {1,1,1.1,1.1}", "spatial axes alone"),
       ('z = Unsqueeze(x, one)  y = Resize<mode="linear", axes=[3]>(z, , scales)',
        "float[1] scales = {1.1}, int64[1] one = {1}", "spatial axes alone"),
       ('s = Relu(scales)  y = Resize<mode="linear">(x, , s)', SCALES, "by constants"),
       ('y = Resize<mode="linear", coordinate_transformation_mode="tf_crop_and_resize">(x, roi, scales)',
-       f"float[8] roi = {{0, 0, 0, 0, 1, 1, 1, 1}}, {SCALES}", "coordinate_transformation_mode"),
+       f"float[8] roi = {{0,0,0,0,1,1,1,1}}, {SCALES}", "coordinate_transformation_mode"),
   ],
 )  # fmt: skip
 def test_near_misses(nodes, constants, reason):

@@ -8,7 +8,7 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_TRANSPOSE
 CONSTANTS = """int64[1] c0 = {0}, int64[1] c1 = {1}, int64[1] c2 = {2}, int64[1] c3 = {3}, int64[1] last = {-1},
   int64[1] end = {9223372036854775807}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[2] halves = {2, 4},
   int64[4] merged = {3, 10, 4, 6}, int64[1] step = {2}, float[4] zero = {0, 0, 0, 0}"""
-QKV = "t = Transpose<perm=[2, 0, 3, 1, 4]>(x)"
+QKV = "t = Transpose<perm=[2,0,3,1,4]>(x)"
 
 
 def graph(nodes, inputs, outputs, dtype="float16"):
@@ -71,10 +71,10 @@ def test_parts_behind_a_reshape_that_keeps_their_axis():
 @parametrize(
   "nodes, out, perm, starts, view",
   [
-    ("a = Slice(x, c1, end, c1) y = Transpose<perm=[0, 2, 1, 3]>(a)", "[N,6,L,4]", [0, 2, 1, 3], [0, 1, 0, 0], []),
-    ("a = Slice(x, c2, last) y = Transpose<perm=[3, 0, 1, 2]>(a)", "[4,L,5,6]", [3, 0, 1, 2], [2, 0, 0, 0], []),
+    ("a = Slice(x, c1, end, c1) y = Transpose<perm=[0,2,1,3]>(a)", "[N,6,L,4]", [0, 2, 1, 3], [0, 1, 0, 0], []),
+    ("a = Slice(x, c2, last) y = Transpose<perm=[3,0,1,2]>(a)", "[4,L,5,6]", [3, 0, 1, 2], [2, 0, 0, 0], []),
     (
-      "a = Gather<axis=1>(x, i1) y = Transpose<perm=[0, 2, 1]>(a)",
+      "a = Gather<axis=1>(x, i1) y = Transpose<perm=[0,2,1]>(a)",
       "[N,4,6]", [1, 0, 3, 2], [0, 1, 0, 0], ["Squeeze"],
     ),
   ],
@@ -86,7 +86,7 @@ def test_a_part_before_it(nodes, out, perm, starts, view):
 
 
 def test_a_split_before_them():
-  nodes = """a, b = Split<axis=2>(x, halves) y = Transpose<perm=[0, 2, 1]>(a) t = Transpose<perm=[2, 0, 1]>(b)
+  nodes = """a, b = Split<axis=2>(x, halves) y = Transpose<perm=[0,2,1]>(a) t = Transpose<perm=[2,0,1]>(b)
     z = Gather<axis=1>(t, i0)"""
   text = graph(nodes, "[2,5,6] x", "[2,2,5] y; [4,5] z")
   into = ["FusedTranspose", "FusedTranspose", "Squeeze"]
@@ -95,7 +95,7 @@ def test_a_split_before_them():
 
 
 def test_two_windows_of_one_axis_are_not_put_together():
-  nodes = "a = Slice(x, c1, end, c1) t = Transpose<perm=[1, 0, 2]>(a) y = Slice(t, c1, c3, c0)"
+  nodes = "a = Slice(x, c1, end, c1) t = Transpose<perm=[1,0,2]>(a) y = Slice(t, c1, c3, c0)"
   text = graph(nodes, "[N,5,6] x", "[2,N,6] y")
   optimized, _ = run_same(model(text), FUSE_TRANSPOSE, into=["Slice", "FusedTranspose"], N=2, changes=1)
   assert windows(optimized) == [([1, 0, 2], [0, 1, 0], [TO, 3, TO])]
@@ -117,17 +117,17 @@ def test_what_else_reads_it_reads_all(nodes, outputs):
   text = graph(f"{QKV} {nodes}", "[2,5,3,4,6] x" if "Reshape" not in nodes else "[2,4,3,5,6] x", outputs)
   optimized, _ = run_same(model(text), FUSE_TRANSPOSE, changes=1)
   assert windows(optimized) == [[2, 0, 3, 1, 4]]
-  assert len(optimized.graph.node) == nodes.count("=") - nodes.count("axis =") + 1
+  assert len(optimized.graph.node) == nodes.count(" = ") + 1
 
 
 @parametrize(
   "nodes, inputs, outputs",
   [
-    ("y = Transpose<perm=[0, 3, 1, 2]>(x)", "[N,1,1,7] x", "[N,7,1,1] y"),  # a view
-    ("y = Transpose<perm=[0, 1]>(x)", "[N,M] x", "[N,M] y"),
-    ("t = Transpose<perm=[0, 2, 1]>(b) y = MatMul(x, t)", "[2,5,6] x; [2,4,6] b", "[2,5,4] y"),
+    ("y = Transpose<perm=[0,3,1,2]>(x)", "[N,1,1,7] x", "[N,7,1,1] y"),  # a view
+    ("y = Transpose<perm=[0,1]>(x)", "[N,M] x", "[N,M] y"),
+    ("t = Transpose<perm=[0,2,1]>(b) y = MatMul(x, t)", "[2,5,6] x; [2,4,6] b", "[2,5,4] y"),
     (
-      "t = Transpose<perm=[0, 3, 1, 2]>(x) a = Pad(t, w) y = Transpose<perm=[0, 2, 3, 1]>(a)",
+      "t = Transpose<perm=[0,3,1,2]>(x) a = Pad(t, w) y = Transpose<perm=[0,2,3,1]>(a)",
       "[2,3,4,5] x",
       "[2,3,4,5] y",
     ),
@@ -139,22 +139,22 @@ def test_what_stays(nodes, inputs, outputs):
 
 
 def test_a_product_of_more_than_the_last_two_axes_reads_a_copy():
-  text = graph("t = Transpose<perm=[0, 2, 1, 3]>(b) y = MatMul(x, t)", "[2,3,4,5] x; [2,5,3,6] b", "[2,3,4,6] y")
+  text = graph("t = Transpose<perm=[0,2,1,3]>(b) y = MatMul(x, t)", "[2,3,4,5] x; [2,5,3,6] b", "[2,3,4,6] y")
   run_pass(model(text), FUSE_TRANSPOSE, into=["FusedTranspose", "MatMul"], changes=1)
 
 
 def test_arithmetic_on_shapes_and_constants_stays():
-  shapes = """g (float[N,M,4] x) => (float[A,B,C] y) <int64[2,2] s = {0, 0, -1, 0}, int64[3] at = {0, 1, 2}> {
+  shapes = """g (float[N,M,4] x) => (float[A,B,C] y) <int64[2,2] s = {0,0,-1,0}, int64[3] at = {0,1,2}> {
     n = Shape(x) g = Gather(n, s) t = Transpose(g) f = Flatten<axis=0>(t) q = Squeeze(f)
     d = Gather(q, at) y = Reshape(x, d) }"""
   assert_unchanged(model(shapes), [FUSE_TRANSPOSE])
-  weights = """g (float[3,4,2] x) => (float[3,4,2] y) <float[2,1,3] w = {1, 2, 3, 4, 5, 6}> {
+  weights = """g (float[3,4,2] x) => (float[3,4,2] y) <float[2,1,3] w = {1,2,3,4,5,6}> {
     n = Neg(w) t = Transpose(n) y = Add(x, t) }"""
   assert_unchanged(model(weights), [FUSE_TRANSPOSE])
 
 
 def test_near_misses():
-  text = "g (float[6] x, int64[K] s) => (float[A,B] y) { r = Reshape(x, s) y = Transpose<perm=[1, 0]>(r) }"
+  text = "g (float[6] x, int64[K] s) => (float[A,B] y) { r = Reshape(x, s) y = Transpose<perm=[1,0]>(r) }"
   assert_unchanged(model(text), [FUSE_TRANSPOSE], "the rank of 'r' is unknown")
 
 
@@ -164,5 +164,5 @@ def test_an_old_opset():
 
 
 def test_a_limit():
-  text = graph("a = Transpose(x) b = Relu(a) y = Transpose<perm=[0, 2, 1]>(b)", "[N,4,5] x", "[5,N,4] y")
+  text = graph("a = Transpose(x) b = Relu(a) y = Transpose<perm=[0,2,1]>(b)", "[N,4,5] x", "[5,N,4] y")
   run_pass(model(text), FUSE_TRANSPOSE, DEAD_NODES, limit=1, into=["FusedTranspose", "Relu", "Transpose"])

@@ -31,7 +31,7 @@ def test_a_transpose_is_spared(channels):
 
 
 def test_a_transpose_that_others_need_stays():
-  original = network(extra="t = Transpose<perm=[0, 2, 3, 1]>(x)  z = Softmax(t)", outputs=", float[N,9,8,3] z")
+  original = network(extra="t = Transpose<perm=[0,2,3,1]>(x)  z = Softmax(t)", outputs=", float[N,9,8,3] z")
   optimized, _ = run_same(original, IMAGE_INPUT, start=moved(original))
   assert operators(optimized).count("Transpose") == 2
   assert all_attributes(next(n for n in optimized.graph.node if n.op_type == "FusedConv"))["input_layout"] == b"NCHW"

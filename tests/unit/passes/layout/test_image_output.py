@@ -84,7 +84,7 @@ NEAR_MISSES = {
   "its strides are [5, 1]": network(attributes="strides = [5, 1]"),
   "its strides are [4, 4], for 3 filters; a pixel of X may become 8 vectors": network(attributes="strides = [4, 4]"),
   "it has 2 groups": network(attributes=f"{UP}, group = 2"),
-  "others read": network(extra="t = Transpose<perm=[0, 2, 3, 1]>(y)  z = Softmax(t)", outputs=", float[N,H,W,3] z"),
+  "others read": network(extra="t = Transpose<perm=[0,2,3,1]>(y)  z = Softmax(t)", outputs=", float[N,H,W,3] z"),
 }
 
 

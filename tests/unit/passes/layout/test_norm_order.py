@@ -44,7 +44,7 @@ CASES = {  # nodes, inputs, shape of y, what it becomes, which operands are in o
       f"a = Gather<axis=1>(x, order)  b = Gather<axis=1>(r, order)  s = Add(a, b)  {NORM}",
       f"{ROWS}, {ROWS.replace('x', 'r')}", "2,6,8", [], [0, 1]),
   "windows": (
-      f"{AFTER}  a = Reshape(n, split)  y = Transpose<perm=[0, 2, 1, 3, 4, 5]>(a)", X, "2,2,3,1,1,8",
+      f"{AFTER}  a = Reshape(n, split)  y = Transpose<perm=[0,2,1,3,4,5]>(a)", X, "2,2,3,1,1,8",
       ["Reshape"], [0]),
   "patches": (
       f"a = Reshape(x, flat)  b = Gather<axis=1>(a, order)  s = Reshape(b, merged)  {NORM}", X, "2,3,16",

@@ -32,8 +32,8 @@ SHIFTS = {
   "far": [9],
 }
 # 3x3 windows, one pixel apart, of [2, 4, 4, 6] with 3 heads.
-WINDOWS = """a = Transpose<perm=[0, 3, 1, 2]>(x)  b = Pad(a, around)  c = Gather<axis=2>(b, taps)
-  d = Gather<axis=4>(c, taps)  e = Reshape(d, heads)  y = Transpose<perm=[0, 3, 5, 2, 4, 1]>(e)"""
+WINDOWS = """a = Transpose<perm=[0,3,1,2]>(x)  b = Pad(a, around)  c = Gather<axis=2>(b, taps)
+  d = Gather<axis=4>(c, taps)  e = Reshape(d, heads)  y = Transpose<perm=[0,3,5,2,4,1]>(e)"""
 UNFOLDED = {"around": [0, 0, 1, 1, 0, 0, 1, 1], "taps": [[0, 2], [1, 3], [2, 4]], "heads": [6, 2, 3, 2, 3, 2]}
 
 
@@ -55,7 +55,7 @@ def _indices(optimized):
   return [int(each) for each in onnx.numpy_helper.to_array(found)]
 
 
-FOLD = """t = Transpose<perm=[0, 2, 1, 3]>(x)  r = Reshape(t, flat)  p = Pad(r, behind)
+FOLD = """t = Transpose<perm=[0,2,1,3]>(x)  r = Reshape(t, flat)  p = Pad(r, behind)
   a = Gather<axis=1>(p, first)  b = Gather<axis=1>(p, second)  """
 FOLDED = {"flat": [2, 4, 6], "behind": [0, 0, 0, 0, 1, 0], "first": [4, 0, 2], "second": [3, 3, 4]}
 

@@ -58,7 +58,7 @@ def test_two_become_one(perms):
 
 def test_one_that_others_need_stays():
   text = """g (float[N,4,5] x) => (float[A,B,C] y, float[5,4,N] a) {
-    a = Transpose(x)  y = Transpose<perm=[0, 2, 1]>(a) }"""
+    a = Transpose(x)  y = Transpose<perm=[0,2,1]>(a) }"""
   assert_unchanged(model(text), [TRANSPOSE_VIEWS])
 
 
@@ -115,10 +115,10 @@ def chain(dims, steps, rank, outputs="", given=""):
   return f"g (float[{dims}] x{given}) => (float[{out}] y{outputs}) <{constants}> {{ {steps} }}"
 
 
-QKV = "a = Transpose<perm=[2, 0, 3, 1, 4]>(x)  "  # [2, 5, 3, 4, 6] to [3, 2, 4, 5, 6]
+QKV = "a = Transpose<perm=[2,0,3,1,4]>(x)  "  # [2, 5, 3, 4, 6] to [3, 2, 4, 5, 6]
 IMAGE = """t = Slice(a, one, two, first)  v = Squeeze(t, first)  p = Slice(v, from, to, two)
-  b = Transpose<perm=[0, 1, 3, 2]>(p)
-  c = Reshape(b, shape)  y = Transpose<perm=[0, 2, 3, 1]>(c)"""
+  b = Transpose<perm=[0,1,3,2]>(p)
+  c = Reshape(b, shape)  y = Transpose<perm=[0,2,3,1]>(c)"""
 
 
 def test_slices_and_several_views_between():
@@ -129,8 +129,8 @@ def test_slices_and_several_views_between():
 
 
 def test_a_slice_with_a_step_and_a_transpose_that_remains():
-  steps = """a = Transpose<perm=[1, 0, 2]>(x)  b = Slice(a, from, to, first, two)
-    c = Unsqueeze(b, one)  y = Transpose<perm=[2, 3, 1, 0]>(c)"""
+  steps = """a = Transpose<perm=[1,0,2]>(x)  b = Slice(a, from, to, first, two)
+    c = Unsqueeze(b, one)  y = Transpose<perm=[2,3,1,0]>(c)"""
   run_same(model(chain("4,7,5", steps, 4)), TRANSPOSE_VIEWS, into=["Slice", "Reshape", "Transpose"])
 
 
@@ -182,15 +182,15 @@ def _grouped(generator, factors):
     around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 8, 45}", "[0, 2, 1]", 3),  # 12 and 8 have no factor in common
     around_a_split("N,M,6,12", "[0, 3, 1, 2]", "{0, 3, 4, -1, 6}", "[0, 3, 4, 1, 2]", 5),  # two unknown lengths
     around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 4, 5, 6}", "[0, 1, 3, 4, 2]", 5, ", float[F,G,H,I] a"),
-    chain("2,5,3,4,6", QKV + "t = Slice(a, one, two, first)  y = Transpose<perm=[0, 1, 2, 4, 3]>(t)", 5,
+    chain("2,5,3,4,6", QKV + "t = Slice(a, one, two, first)  y = Transpose<perm=[0,1,2,4,3]>(t)", 5,
           ", float[F,G,H,I,J] a"),  # as many that move memory
     chain("4,7,5", "a = Slice(x, one, to, first)  y = Slice(a, one, to, one)", 3),  # in one order
     chain("4,7,5", "a = Transpose(x)  b = Slice(a, one, two, first)  y = Slice(a, two, to, first)", 3,
           ", float[F,G,H] b"),
-    chain("4,7,N", "a = Transpose(x)  b = Slice(a, from, to, first)  y = Transpose<perm=[2, 0, 1]>(b)", 3),
+    chain("4,7,N", "a = Transpose(x)  b = Slice(a, from, to, first)  y = Transpose<perm=[2,0,1]>(b)", 3),
     # gcvit's windows: how many is not known, of either image
     "g (float[N,16,8] x) => (float[A,B,C,D,E,F] y) <int64[6] s = {-1, 2, 2, 4, 4, 8}> "
-    "{ a = Reshape(x, s)  y = Transpose<perm=[0, 1, 3, 2, 4, 5]>(a) }",
+    "{ a = Reshape(x, s)  y = Transpose<perm=[0,1,3,2,4,5]>(a) }",
     chain("4,7,5", "a = Transpose(x)  b = Slice(a, n, to, first)  y = Transpose(b)", 3, "", ", int64[1] n"),
   ],
 )  # fmt: skip

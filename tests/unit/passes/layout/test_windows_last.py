@@ -8,8 +8,8 @@ from pass_helpers import assert_unchanged, model, operators, parametrize, run_pa
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST, DEAD_NODES, FORBID_TF32, FUSE_CONV, WINDOWS_LAST
 
-TO_IMAGE = "t = Transpose<perm=[0, 5, 1, 3, 2, 4]>(x)  r = Reshape(t, image)"
-CONV = "y = Conv<pads=[1, 1, 1, 1]>(r, w)"
+TO_IMAGE = "t = Transpose<perm=[0,5,1,3,2,4]>(x)  r = Reshape(t, image)"
+CONV = "y = Conv<pads=[1,1,1,1]>(r, w)"
 
 
 def graph(nodes, x="float16[2,2,3,3,2,4] x", y="float16[2,4,6,6] y", image=(2, 4, 6, 6), weights=FP16):
@@ -44,9 +44,9 @@ def test_before_a_convolution(batch):
 
 
 def test_through_pools_and_what_is_pointwise():
-  pool = "p = AveragePool<kernel_shape=[2, 2], strides=[2, 2]>(r)  s = Sigmoid(r)"
+  pool = "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(r)  s = Sigmoid(r)"
   original = graph(
-    f"{TO_IMAGE}  {pool}  u = Conv<pads=[1, 1, 1, 1]>(p, w)  y = Conv<pads=[1, 1, 1, 1]>(s, w)",
+    f"{TO_IMAGE}  {pool}  u = Conv<pads=[1,1,1,1]>(p, w)  y = Conv<pads=[1,1,1,1]>(s, w)",
     y="float16[2,4,6,6] y, float16[2,4,3,3] u",
   )
   optimized, _ = run_same(original, FUSE_CONV, WINDOWS_LAST, CHANNELS_LAST, DEAD_NODES)
@@ -68,7 +68,7 @@ SINGLE = FP16.replace("float16", "float").split("{", 1)[0] + "{" + ", ".join(["0
   [
     graph(f"{TO_IMAGE}  y = Relu(r)"),  # without a convolution
     graph(f"{TO_IMAGE}  {CONV}  z = Neg(t)", y="float16[2,4,6,6] y, float16[2,4,2,3,3,2] z"),
-    graph(f"{TO_IMAGE.replace('0, 5, 1', '0, 1, 5')}  {CONV}", "float16[2,4,3,3,2,2] x"),  # channels that are first
+    graph(f"{TO_IMAGE.replace('0,5,1', '0,1,5')}  {CONV}", "float16[2,4,3,3,2,2] x"),  # channels that are first
     graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,3,3,4,2] x"),  # channels of which some are pixels
     graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,A,3,2,4] x", "float16[2,4,B,C] y", (2, 4, 6, -1)),
   ],

@@ -142,10 +142,10 @@ def test_what_stays(nodes, outputs, inputs, reason):
 def test_lengths_that_come_from_one_shape():
   """A residual whose shape has no name: both come from x's, one through a Reshape."""
   text = """g (f[a,M,8] x) => (f[b,M,8] y) { shape = Shape(x)  zero = Constant<value_ints=[0]>()
-    n = Gather(shape, zero)  rest = Constant<value_ints=[4, 2, 4]>()  split = Concat<axis=0>(n, rest)
-    q = Reshape(x, split)  k = Relu(q)  h = Transpose<perm=[0, 2, 1, 3]>(k)  v = Softmax(h)
-    u = Transpose<perm=[0, 2, 1, 3]>(v)
-    joined = Constant<value_ints=[4, 8]>()  whole = Concat<axis=0>(n, joined)  o = Reshape(u, whole)
+    n = Gather(shape, zero)  rest = Constant<value_ints=[4,2,4]>()  split = Concat<axis=0>(n, rest)
+    q = Reshape(x, split)  k = Relu(q)  h = Transpose<perm=[0,2,1,3]>(k)  v = Softmax(h)
+    u = Transpose<perm=[0,2,1,3]>(v)
+    joined = Constant<value_ints=[4,8]>()  whole = Concat<axis=0>(n, joined)  o = Reshape(u, whole)
     c = MatMul(o, w)  y = Add(c, x) }"""
   original = weighted(text, {"w": (8, 8)})
   optimized, _ = fuse(original)

@@ -24,7 +24,7 @@ def gemm(attributes="", operands="x, w, b"):
     ("g (f[8] x) => (f[6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
     ("g (f[N,2,3,M,8] x) => (f[N,2,3,M,6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
     ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
-    ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose<perm=[1, 0]>(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
+    ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose<perm=[1,0]>(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
     (gemm(operands="x, w"), {"w": (8, 6)}, []),
     (gemm("<transB = 1>"), {"w": (6, 8), "b": (6,)}, ["y = Add(c, bias)"]),
     (gemm(), {"w": (8, 6), "b": (1, 6)}, ["y = Add(c, bias)"]),

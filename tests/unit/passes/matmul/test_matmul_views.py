@@ -7,7 +7,7 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, MATMUL_EPILOGUE, MATMUL_TO_
 
 PASSES = (MATMUL_TO_FUSED, MATMUL_VIEWS, MATMUL_EPILOGUE, DEAD_NODES)
 WEIGHTS = {"w": (8, 6), "b": (6,)}
-TO_ROWS = "rows = Constant<value_ints=[-1, 8]>()  a = Reshape(x, rows)  "
+TO_ROWS = "rows = Constant<value_ints=[-1,8]>()  a = Reshape(x, rows)  "
 BACK = "k = Constant<value_ints=[{}]>()  y = Reshape(c, k)"
 
 

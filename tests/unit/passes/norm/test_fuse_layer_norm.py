@@ -88,8 +88,8 @@ def test_every_form_becomes_one_node(form):
 
 def test_several_trailing_axes():
   run_same(model(graph(
-    EPSILON, "mean = ReduceMean<axes=[1, 2]>(x)  d = Sub(x, mean)  square = Mul(d, d)",
-      "variance = ReduceMean<axes=[-1, -2]>(square)", ROOT, "y = Div(d, root)")), FUSE_LAYER_NORM,
+    EPSILON, "mean = ReduceMean<axes=[1,2]>(x)  d = Sub(x, mean)  square = Mul(d, d)",
+      "variance = ReduceMean<axes=[-1,-2]>(square)", ROOT, "y = Div(d, root)")), FUSE_LAYER_NORM,
     program=["y = LayerNormalization<axis=-2>(x)"])  # fmt: skip
 
 

@@ -246,7 +246,7 @@ def test_the_infinity_of_one_sign():  # RELIABILITY 18
 
 def test_other_operators_stay():
   unchanged_epilogue(graph("y = Softmax(n)"))
-  unchanged_epilogue(graph("y = Transpose<perm=[0, 1, 2]>(n)"))
+  unchanged_epilogue(graph("y = Transpose<perm=[0,1,2]>(n)"))
 
 
 def test_more_results_than_there_may_be_stay():

@@ -53,8 +53,8 @@ def test_any_and_all(op, dtype, keepdims, axes):
 
 @parametrize("opset", [12, 18, 20])
 def test_opsets(opset):
-  axes = "ReduceMax<keepdims=0, axes=[1, 2]>(c)" if opset < 18 else "ReduceMax<keepdims=0>(c, axes)"
-  text = f"""g (float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints=[1, 2]>()  i = IsInf(x)
+  axes = "ReduceMax<keepdims=0, axes=[1,2]>(c)" if opset < 18 else "ReduceMax<keepdims=0>(c, axes)"
+  text = f"""g (float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints=[1,2]>()  i = IsInf(x)
     c = Cast<to=7>(i)  r = {axes}  y = Cast<to=9>(r) }}"""
   original = model(text, opset)
   optimized, _ = run_pass(original, ANY_TO_SUM, into=["IsInf", "Cast", "ReduceSum", "Cast"])

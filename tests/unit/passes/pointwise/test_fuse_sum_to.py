@@ -39,7 +39,7 @@ def check(text, ops, statements, opset=17):
 @parametrize("opset", [11, 12, 13, 17, 18])
 def test_the_gradients_of_lerp(opset):
   """x: [N, 1, 1, 1]; y: [N, 3, M, 8]; w: [3, 1, 8]."""
-  reduce = "dx = ReduceSum<axes=[1, 2, 3]>(g)" if opset < 13 else "dx = ReduceSum(g, axes)"
+  reduce = "dx = ReduceSum<axes=[1,2,3]>(g)" if opset < 13 else "dx = ReduceSum(g, axes)"
   check(
     graph(
       f"{GRADIENT}  {reduce}  dy = Mul(w, dout)",
@@ -60,7 +60,7 @@ def test_both_gradients_summed_over_other_axes():
         f"{GRADIENT}  dx = ReduceSum(g, cxy)  h = Mul(w, dout)  dy = ReduceSum<keepdims=0>(h, n)",
         "float[N,3,M,8] dout, float[3,1,8] w",
         "float[N,1,1,1] dx, float[3,M,8] dy",
-        "float one = {1}, int64[3] cxy = {1, -2, 3}, int64[1] n = {0}",
+        "float one = {1}, int64[3] cxy = {1,-2,3}, int64[1] n = {0}",
     ),
     ["FusedSumTo"],
     ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="1 2 3">(mul)', "mul2 = Mul(x, x2)",
@@ -74,7 +74,7 @@ def test_a_trailing_reshape_stays():
       f"{GRADIENT}  s = ReduceSum<keepdims=0>(g, axes)  dx = Reshape(s, shape)",
       "float[4,3,8] dout, float[8] w",
       "float[1,8] dx",
-      "float one = {1}, int64[2] axes = {0, 1}, int64[2] shape = {1, 8}",
+      "float one = {1}, int64[2] axes = {0,1}, int64[2] shape = {1,8}",
     ),
     ["FusedSumTo", "Reshape"],
     ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="0 1", keepdims=0>(mul)'],
@@ -89,7 +89,7 @@ def test_relu_and_bias_gradients():
       "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)",
       "float[N,3,M,8] dy, float[N,3,M,8] y",
       "float[3] db, float[N,3,M,8] dx",
-      "float zero = {0}, int64[3] axes = {0, 2, 3}",
+      "float zero = {0}, int64[3] axes = {0,2,3}",
     ),
     ["FusedSumTo"],
     ["greater = Greater(x, 0)", "y = Where(greater, x2, 0)", 'y2 = SumTo<axes="0 2 3", keepdims=0>(y)'],
@@ -102,7 +102,7 @@ def test_what_follows_a_result_is_drawn_in():
         "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)  q = Mul(dx, z)",
         "float[N,3,8] dy, float[N,3,8] y, float[N,3,8] z",
         "float[3] db, float[N,3,8] q",
-        "float zero = {0}, int64[2] axes = {0, 2}",
+        "float zero = {0}, int64[2] axes = {0,2}",
     ),
     ["FusedSumTo"],
     ["greater = Greater(x, 0)", "where = Where(greater, x2, 0)", 'y = SumTo<axes="0 2", keepdims=0>(where)',

@@ -53,7 +53,7 @@ def test_over_a_chain_with_its_attributes():
   [
     ("zero = {0}  v = Unsqueeze(a, zero)", "[1,6,4,8]", "Unsqueeze"),
     ("v = Flatten<axis=2>(a)", "[24,8]", "Flatten"),
-    ("shape = {0, -1, 2}  v = Reshape(a, shape)", "[6,16,2]", "Reshape"),
+    ("shape = {0,-1,2}  v = Reshape(a, shape)", "[6,16,2]", "Reshape"),
   ],
 )
 def test_other_views(view, shape, back):

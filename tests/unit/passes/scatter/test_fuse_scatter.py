@@ -166,7 +166,7 @@ def test_unique_constants(case):
 RUN_TIME = {
   "NonZero": (
     "g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) "
-    "{ n = NonZero(m)  i = Transpose<perm=[1, 0]>(n)  y = ScatterND(x, i, u) }",
+    "{ n = NonZero(m)  i = Transpose<perm=[1,0]>(n)  y = ScatterND(x, i, u) }",
     1,
   ),
   "TopK along the axis": (
@@ -202,15 +202,15 @@ RUN_TIME = {
   ),
   "places of a condition": (
     """g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm=[1, 0]>(n)  o = {1}  p = Squeeze(t, o)
-      s = {-1, 1}  c = Reshape(p, s)  f = Shape(c)
+      n = NonZero(m)  t = Transpose<perm=[1,0]>(n)  o = {1}  p = Squeeze(t, o)
+      s = {-1,1}  c = Reshape(p, s)  f = Shape(c)
       w = {4}  z = {0}  h = Gather(f, z)
       e = Concat<axis=0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction="add">(x, i, u) }""",
     1,
   ),
   "places of a matrix's rows": (
     """g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm=[1, 0]>(n)  z = {0}
+      n = NonZero(m)  t = Transpose<perm=[1,0]>(n)  z = {0}
       o = {1}  c = Slice(t, z, o, o)  i = Reshape(c, d)
       y = ScatterND(x, i, u) }""",
     0,
@@ -248,16 +248,16 @@ def test_unique_at_run_time(case, rng):
 COPY = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
   {0}  y = ScatterElements<axis=1>(x, j, u) }}"""
 REPEATED = {
-  "index_copy": ("a = {0, 2}  k = Unsqueeze(i, a) s = {3, 2, 5}  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "index_copy": ("a = {0,2}  k = Unsqueeze(i, a) s = {3,2,5}  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
   "a shape at run time": (
-    "a = {0, 2}  k = Unsqueeze(i, a)  s = Shape(u)  j = Expand(k, s)",
+    "a = {0,2}  k = Unsqueeze(i, a)  s = Shape(u)  j = Expand(k, s)",
     ["Unsqueeze", "ScatterElements"],
   ),
   "without the leading axis": (
     "a = {1}  k = Unsqueeze(i, a)  s = Shape(u)  j = Expand(k, s)",
     ["Unsqueeze", "Unsqueeze", "ScatterElements"],
   ),
-  "tiled": ("a = {0, 2}  k = Unsqueeze(i, a) s = {3, 1, 5}  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "tiled": ("a = {0,2}  k = Unsqueeze(i, a) s = {3,1,5}  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
   "tiled along its own axis": (
     "a = {0, 2}  z = {0} "
     "o = {1}  f = Slice(i, z, o)  p = {2}  "
@@ -265,7 +265,7 @@ REPEATED = {
     ["Slice", "Tile", "Unsqueeze", "ScatterElements"],
   ),
   "repeated twice": (
-    "a = {0, 2}  k = Unsqueeze(i, a)  t = {1, 2, 5}  h = Expand(k, t)  s = Shape(u)  j = Expand(h, s)",
+    "a = {0,2}  k = Unsqueeze(i, a)  t = {1,2,5}  h = Expand(k, t)  s = Shape(u)  j = Expand(h, s)",
     ["Unsqueeze", "ScatterElements"],
   ),
 }
@@ -295,7 +295,7 @@ def test_a_constant_index_that_was_only_repeated():
 def test_rows_of_columns():
   """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
   original = model("""g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
-    rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3, 2}
+    rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3,2}
     e = Expand(i, s)  a = {-1}  columns = Unsqueeze(e, a)
     j = Concat<axis=-1>(rows, columns)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_same(original, FUSE_SCATTER, DEAD_NODES, into=["Reshape", "ScatterElements"])

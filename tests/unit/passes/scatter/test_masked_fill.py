@@ -16,7 +16,7 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, MASKED_FILL
 
 COUNT = """m1 = {-1}  flat = Reshape(m, m1)  number = Cast<to=7>(flat)
   count = ReduceSum(number)"""
-PLACES = "places = NonZero(m)  i = Transpose<perm=[1, 0]>(places)"
+PLACES = "places = NonZero(m)  i = Transpose<perm=[1,0]>(places)"
 
 
 def fill(
@@ -81,7 +81,7 @@ def test_a_mask_that_was_repeated():
   """Where broadcasts it."""
   original = model(
     f"""g (float[3,4] x, bool[3,1] m0) => (float[3,4] y) {{
-      s = {{3, 4}}  m = Expand(m0, s)  {COUNT}  {PLACES}
+      s = {{3,4}}  m = Expand(m0, s)  {COUNT}  {PLACES}
       v = float {{2.5}}  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )

@@ -88,8 +88,8 @@ def test_near_misses(case):
 def test_a_result_that_is_needed_transposed(more, outputs):
   original = model(
     f"g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y{outputs}) "
-    "{ xt = Transpose<perm=[1, 0, 2]>(x)  ut = Transpose<perm=[1, 0, 2]>(u)  yt = ScatterND(xt, i, ut) "
-    f" y = Transpose<perm=[1, 0, 2]>(yt){more} }}"
+    "{ xt = Transpose<perm=[1,0,2]>(x)  ut = Transpose<perm=[1,0,2]>(u)  yt = ScatterND(xt, i, ut) "
+    f" y = Transpose<perm=[1,0,2]>(yt){more} }}"
   )
   optimized, _ = run_same(original, *PASSES)
   assert "ScatterND" in operators(optimized)
@@ -97,24 +97,24 @@ def test_a_result_that_is_needed_transposed(more, outputs):
 
 def test_transposed_data_that_something_else_reads():
   original = model("""g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y, float[4,3,5] z) {
-    xt = Transpose<perm=[1, 0, 2]>(x)  ut = Transpose<perm=[1, 0, 2]>(u)  yt = ScatterND(xt, i, ut)
-    y = Transpose<perm=[1, 0, 2]>(yt)  z = Neg(xt) }""")
+    xt = Transpose<perm=[1,0,2]>(x)  ut = Transpose<perm=[1,0,2]>(u)  yt = ScatterND(xt, i, ut)
+    y = Transpose<perm=[1,0,2]>(yt)  z = Neg(xt) }""")
   optimized, _ = run_same(original, *PASSES)
   assert sorted(operators(optimized)) == ["Neg", "Reshape", "ScatterElements", "Transpose"]
 
 
 def test_a_transpose_that_does_more_remains():
   original = model("""g (float[3,4,5] x, float[3,2,5] u) => (float[5,3,4] y) {
-    xt = Transpose<perm=[1, 0, 2]>(x)  ut = Transpose<perm=[1, 0, 2]>(u)  yt = ScatterND(xt, i, ut)
-    y = Transpose<perm=[2, 1, 0]>(yt) }""")
+    xt = Transpose<perm=[1,0,2]>(x)  ut = Transpose<perm=[1,0,2]>(u)  yt = ScatterND(xt, i, ut)
+    y = Transpose<perm=[2,1,0]>(yt) }""")
   add_weights(original, i=np.array([[1], [2]]))
   run_same(original, *PASSES, into=["UpdateSlice", "Transpose"])
 
 
 def test_two_in_a_row_with_their_transposes_merged():
   original = model("""g (float[3,4,5] x, int64[2,1] i, float[4,3,5] u, float[2,3,4] v) => (float[3,4,5] y) {
-    a = Transpose<perm=[1, 0, 2]>(x)  b = ScatterND(a, j, u)  c = Transpose<perm=[2, 1, 0]>(b)
-    d = ScatterND(c, i, v)  y = Transpose<perm=[1, 2, 0]>(d) }""")
+    a = Transpose<perm=[1,0,2]>(x)  b = ScatterND(a, j, u)  c = Transpose<perm=[2,1,0]>(b)
+    d = ScatterND(c, i, v)  y = Transpose<perm=[1,2,0]>(d) }""")
   add_weights(original, j=np.array([[0], [1], [3], [2]]))
   optimized, _ = run_same(original, *PASSES, REMOVE_IDENTITIES)
   assert operators(optimized).count("ScatterElements") == 2

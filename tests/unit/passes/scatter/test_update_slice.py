@@ -166,7 +166,7 @@ def test_indices_at_run_time_stay():
 def test_one_index_at_run_time(rng):
   """a[i] = v: a single index is a slice wherever it points; negative ones mean the same in both."""
   original = model("""g (float[3,4] x, int64 i, float[1,4] u) => (float[3,4] y) {
-    s = {1, 1}  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
+    s = {1,1}  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES, into=["Reshape", "UpdateSlice"])
   feeds = random_feeds(original, rng)
   for index in (-3, -1, 0, 2):
@@ -179,7 +179,7 @@ def test_a_loop_of_assignments():
   original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
     n = int64 {3}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
-        d = Identity(c)  f = Cast<to=1>(k)  v = Mul(u, f)  s = {1, 1}
+        d = Identity(c)  f = Cast<to=1>(k)  v = Mul(u, f)  s = {1,1}
         j = Reshape(k, s)  z = ScatterND(a, j, v) }> }""")
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES)
   assert operators(optimized.graph.node[-1].attribute[0].g)[-1] == "UpdateSlice"
@@ -188,7 +188,7 @@ def test_a_loop_of_assignments():
 
 def test_starts_of_int32():
   original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
-    s = {3, 1}  e = Expand(i, s)  y = ScatterElements<axis=1>(x, e, u) }""")
+    s = {3,1}  e = Expand(i, s)  y = ScatterElements<axis=1>(x, e, u) }""")
   run_same(original, UPDATE_SLICE, DEAD_NODES, into=["Cast", "Reshape", "UpdateSlice"])
 
 
@@ -196,7 +196,7 @@ RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,a
   zero = int64 {{0}}  one = int64 {{1}}
   sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
   sx = Shape(x)  b = Gather(sx, zero)
-  rows = Range(zero, b, one)  column = {{-1, 1}}  r = Reshape(rows, column)
+  rows = Range(zero, b, one)  column = {{-1,1}}  r = Reshape(rows, column)
   t = Shape(r)  first = Gather(t, zero)  f = Reshape(first, m1)  grid = Concat<axis=0>(f, m1n)
   er = Expand(r, grid)  ei = Expand(i, grid)  last = {{-1}}
   ur = Unsqueeze(er, last)  ui = Unsqueeze(ei, last)  j = Concat<axis=-1>(ur, ui)  y = ScatterND(x, j, u) }}"""
@@ -240,10 +240,10 @@ def test_a_start_that_may_be_negative_stays():
 
 
 CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) => (float[1,2,8,4] y) {
-  numbers = {0, 1, 2, 3, 4, 5, 6, 7}  s = Slice(numbers, pos, end)
+  numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
   a = {-1}  i = Unsqueeze(s, a)
-  kt = Transpose<perm=[2, 1, 0, 3]>(k)  ut = Transpose<perm=[2, 1, 0, 3]>(u)
-  yt = ScatterND(kt, i, ut)  y = Transpose<perm=[2, 1, 0, 3]>(yt) }"""
+  kt = Transpose<perm=[2,1,0,3]>(k)  ut = Transpose<perm=[2,1,0,3]>(u)
+  yt = ScatterND(kt, i, ut)  y = Transpose<perm=[2,1,0,3]>(yt) }"""
 
 
 @parametrize("start, end, length", [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
@@ -260,7 +260,7 @@ def test_an_index_that_is_stretched_along_its_axis_stays():
   """A vector of one element repeated k times writes one row k times, not k rows."""
   assert_unchanged(
     model("""g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
-      numbers = {0, 1, 2, 3, 4, 5, 6, 7}  s = Slice(numbers, pos, end)
+      numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
       e = Expand(s, k)  a = {-1}  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }"""),
     [UPDATE_SLICE],
   )

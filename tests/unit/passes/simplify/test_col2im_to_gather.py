@@ -28,7 +28,7 @@ def test_columns_are_taken_and_added(original, gathers, pads):
 
 
 def test_stays():
-  unknown = "g (float16[1,4,4] x, int64[2] i) => (float16[A,B,C,D] y) <int64[2] b = {2, 2}> { y = Col2Im(x, i, b) }"
+  unknown = "g (float16[1,4,4] x, int64[2] i) => (float16[A,B,C,D] y) <int64[2] b = {2,2}> { y = Col2Im(x, i, b) }"
   assert_unchanged(model(unknown, 18), [COL2IM_TO_GATHER], "are not known")
   assert_unchanged(graph("1,9,16", "6,6", "3,3"), [COL2IM_TO_GATHER], "more than 8 columns add to a pixel")
   single = graph("1,4,9", "4,4", "2,2", dtype="float")

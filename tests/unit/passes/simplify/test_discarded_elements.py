@@ -38,7 +38,7 @@ STAY = {
   "the other branch": graph(f"{CAST}  w = Where(near, i, distance)"),
   "both branches": graph(f"{CAST}  w = Where(near, i, i)"),
   "another reader": graph(f"{CAST}  w = Where(near, distance, i)", outputs=", int64[2,3] i"),
-  "what moves elements": graph(f"{CAST}  s = {{2, 3}}  r = Reshape(i, s)  w = Where(near, distance, r)"),
+  "what moves elements": graph(f"{CAST}  s = {{2,3}}  r = Reshape(i, s)  w = Where(near, distance, r)"),
   "a condition at run time": graph(f"{CAST}  z = Cast<to=9>(x)  w = Where(z, distance, i)"),
   "no Where": graph(f"{CAST}  w = Min(i, distance)"),
   "what fits": graph(f"{CAST}  w = Where(near, distance, i)", logs=np.ones((2, 3), np.float32)),

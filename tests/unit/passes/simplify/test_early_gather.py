@@ -63,7 +63,7 @@ def test_several_rows_in_any_order():
   original = graph(
     "l = MatMul(x, w1)  r = Relu(l)  y = Gather<axis=-2>(r, some)",
     "float[N,3,16] y",
-    constants="int64[3] some = {5, -6, 5}",
+    constants="int64[3] some = {5,-6,5}",
   )
   assert moved(original) == ["Gather", "MatMul", "Relu"]
 
@@ -79,7 +79,7 @@ def test_gemm():
     "p = Gemm(x, w1, b1)  q = Gemm<alpha=0.5>(p, w2, b2)  y = Gather(q, some)",
     "float[2,8] y",
     "float[6,8] x",
-    constants="int64[2] some = {3, 1}",
+    constants="int64[2] some = {3,1}",
   )
   assert moved(original) == ["Gather", "Gemm", "Gemm"]
 
@@ -111,7 +111,7 @@ ROW = "y = Gather<axis=1>(q, first)"
     graph(f"q = MatMul(x, w)  {ROW}", "float[N,8] y", "float[N,6,8] x, float[N,8,8] w"),
     graph(f"q = MatMul(x, w1)  {ROW}", "float[N,16] y", "float[N,1,8] x"),
     graph(
-      "q = MatMul(x, w1)  y = Gather<axis=1>(q, some)", "float[N,4,16] y", constants="int64[4] some = {0, 1, 2, 3}"
+      "q = MatMul(x, w1)  y = Gather<axis=1>(q, some)", "float[N,4,16] y", constants="int64[4] some = {0,1,2,3}"
     ),  # most
     graph("q = MatMul(x, w1)  y = Gather<axis=1>(q, some)", "float[N,16] y", "float[N,6,8] x, int64 some"),
     graph(f"q = LayerNormalization<axis=1>(x, g6)  {ROW}"),
@@ -130,7 +130,7 @@ def test_what_stays(original):
   assert_unchanged(run_pass(original, FUSE_LAYER_NORM)[0], [EARLY_GATHER])
 
 
-TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm=[0, 2, 1]>(a)  c = Add(b, v)"
+TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm=[0,2,1]>(a)  c = Add(b, v)"
 
 
 @parametrize("nodes, moves", [

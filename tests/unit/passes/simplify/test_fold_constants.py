@@ -27,8 +27,8 @@ ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
     "f = Cast<to=1>(h)  h = Cast<to=16>(c)",
     "f = Cast<to=1>(i)  i = Cast<to=7>(c)",
     "f = Where(p, c, z)  z = Neg(c)  p = Greater(c, z)",
-    "s = {2, 3}  f = Expand(one, s)  one = float {1.0}",
-    "s = {2, 3}  f = ConstantOfShape<value=float[1] {7.0}>(s)",
+    "s = {2,3}  f = Expand(one, s)  one = float {1.0}",
+    "s = {2,3}  f = ConstantOfShape<value=float[1] {7.0}>(s)",
     "f, g = Split<axis=0>(cc)  cc = Concat<axis=0>(c, c)",
   ],
 )
@@ -42,7 +42,7 @@ def test_folded(node):
 
 def test_the_shape_arithmetic_of_a_reshape():
   original = model("""g (float[2,6] x) => (float[A,B] y) {
-    s = {2, 6}  i = Constant<value_int=1>()  n = Gather(s, i)
+    s = {2,6}  i = Constant<value_int=1>()  n = Gather(s, i)
     three = Constant<value_int=3>()  m = Div(n, three)  z = Constant<value_ints=[0]>()
     a = Unsqueeze(m, z)  b = Constant<value_ints=[-1]>()  shape = Concat<axis=0>(a, b)
     y = Reshape(x, shape) }""")
@@ -191,11 +191,11 @@ def test_elements_out_of_range_stay():
   assert_unchanged(of_constants("GatherElements", 13, ROWS, np.array([[5, 0, 0, 0]]), axis=0), [FOLD_CONSTANTS])
 
 
-MASK = """g (float[6,6] x) => (float[6,6] y) <int64[4,1] rows = {0, 1, 2, 3}, int64[2,1] cols = {4, 5}>
-  { size = Constant<value_ints=[6, 6]>()  zero = ConstantOfShape<value=float[1] {0.0}>(size)
+MASK = """g (float[6,6] x) => (float[6,6] y) <int64[4,1] rows = {0,1,2,3}, int64[2,1] cols = {4,5}>
+  { size = Constant<value_ints=[6,6]>()  zero = ConstantOfShape<value=float[1] {0.0}>(size)
      start = Constant<value_ints=[0]>()  end = Constant<value_ints=[-2]>()  part = Slice(zero, start, end)
-     one = float {1.0}  two = Constant<value_ints=[2, 4]>()  ones = Expand(one, two)
-     p = Transpose<perm=[1, 0]>(part)  s = ScatterND(p, cols, ones)  q = Transpose<perm=[1, 0]>(s)
+     one = float {1.0}  two = Constant<value_ints=[2,4]>()  ones = Expand(one, two)
+     p = Transpose<perm=[1,0]>(part)  s = ScatterND(p, cols, ones)  q = Transpose<perm=[1,0]>(s)
      mask = ScatterND(zero, rows, q)  y = Add(x, mask) }"""
 
 
@@ -262,11 +262,11 @@ HUGE = {
     d = float {1.0}  f = Range(a, b, d)""",
   "Resize": """o = float[1,1] {1.0}  s = float[2] {1e6, 1e6}
     f = Resize(o, , s)""",
-  "Pad": """o = float[1,1] {1.0}  p = {0, 0, 1000000, 1000000}
+  "Pad": """o = float[1,1] {1.0}  p = {0,0,1000000,1000000}
     f = Pad(o, p)""",
   "OneHot": """i = {1}  d = int64 {1000000000000}
     v = float[2] {0.0, 1.0}  f = OneHot(i, d, v)""",
-  "a shape whose product overflows": """s = {4294967296, 4294967297}
+  "a shape whose product overflows": """s = {4294967296,4294967297}
     f = ConstantOfShape(s)""",
 }
 

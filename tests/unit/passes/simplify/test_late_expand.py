@@ -36,11 +36,11 @@ CASES = {
       graph("e = Expand(m, s)  y = Add(x, e)  z = Softmax(e)", "float[2,5,3,4] x, float[2,1,1,4] m",
             y="float[2,5,3,4] y, float[2,1,3,4] z"), ["Expand", "Add", "Softmax"]),
   "behind a Transpose": (
-      graph("e = Expand(m, s)  t = Transpose<perm=[2, 0, 3, 1]>(e)  y = Softmax(t)", "float[3,1] m",
+      graph("e = Expand(m, s)  t = Transpose<perm=[2,0,3,1]>(e)  y = Softmax(t)", "float[3,1] m",
             y="float[3,2,4,1] y"), ["Unsqueeze", "Transpose", "Expand", "Softmax"]),
   "behind Transposes, and then away": (  # positions of BoTNet's scores
-      graph("""e = Expand(a, s)  t = Transpose<perm=[0, 3, 1, 2]>(e)  f = Expand(b, s)
-            u = Transpose<perm=[0, 3, 1, 2]>(f)  y = Add(t, u)""", "float[2,5,1,4] a, float[2,1,3,4] b", (2, 5, 3, 4),
+      graph("""e = Expand(a, s)  t = Transpose<perm=[0,3,1,2]>(e)  f = Expand(b, s)
+            u = Transpose<perm=[0,3,1,2]>(f)  y = Add(t, u)""", "float[2,5,1,4] a, float[2,1,3,4] b", (2, 5, 3, 4),
             y="float[2,4,5,3] y"), ["Transpose", "Transpose", "Add"]),
   "behind a view that both have, and then away": (
       graph(f"{VIEW} e = Expand(a, s)  v = Reshape(e, to)  f = Expand(b, s)  w = Reshape(f, to)  y = Add(v, w)",

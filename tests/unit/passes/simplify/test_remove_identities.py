@@ -17,11 +17,11 @@ START = "start = {0, 0}"
     "b, mask = Dropout(a)",
     "no = bool {0}  b = Dropout(a, , no)",
     "b = Cast<to=1>(a)",
-    "shape = {-1, 4}  b = Reshape(a, shape)",
-    "shape = {1, 4}  b = Expand(a, shape)",
-    "b = Transpose<perm=[0, 1]>(a)",
-    'pads = {0, 0, 0, 0}  b = Pad<mode="reflect">(a, pads)',
-    f"{START}  end = {{3, 9}}  b = Slice(a, start, end)",
+    "shape = {-1,4}  b = Reshape(a, shape)",
+    "shape = {1,4}  b = Expand(a, shape)",
+    "b = Transpose<perm=[0,1]>(a)",
+    'pads = {0,0,0,0}  b = Pad<mode="reflect">(a, pads)',
+    f"{START}  end = {{3,9}}  b = Slice(a, start, end)",
     "v = {0}  w = {4}  axis = {1}  step = {1}  b = Slice(a, v, w, axis, step)",
     "b = Concat<axis=0>(a)",
     "b = Sum(a)",
@@ -78,8 +78,8 @@ def test_a_slice_to_the_end_of_an_unknown_length():
 
 ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1] one = {{1}}> {{
   v = {{0}}  end = {{9223372036854775807}}
-  rows = Slice(x, v, end)  a = Transpose<perm=[1, 0]>(rows)  t = Transpose<perm=[1, 0]>(u)
-  b = ScatterND(a, one, t)  c = Transpose<perm=[1, 0]>(b)
+  rows = Slice(x, v, end)  a = Transpose<perm=[1,0]>(rows)  t = Transpose<perm=[1,0]>(u)
+  b = ScatterND(a, one, t)  c = Transpose<perm=[1,0]>(b)
   n = Shape(x)  length = Gather(n, zero)  i = Range(zero, length, step)  column = Unsqueeze(i, minus)
   zero = int64 {{0}}  step = int64 {{1}}
   minus = {{-1}}  y = ScatterND(x, column, c) }}"""
@@ -147,10 +147,10 @@ def test_an_identity_between_fixed_names_stays(nodes):
   [
     "zero = float {0.0}  b = Add(a, zero)",  # -0 + 0 is 0 (RELIABILITY 18)
     "one = float[1,1,1] {1.0}  c = Mul(a, one)  s = {0}  b = Squeeze(c, s)",
-    "shape = {4, 3}  c = Reshape(a, shape)  b = Transpose(c)",
+    "shape = {4,3}  c = Reshape(a, shape)  b = Transpose(c)",
     "c = Transpose(a)  b = Transpose(c)",
-    "pads = {1, 0, -1, 0}  b = Pad(a, pads)",  # moves the rows
-    f"{START}  end = {{3, 3}}  b = Slice(a, start, end)",
+    "pads = {1,0,-1,0}  b = Pad(a, pads)",  # moves the rows
+    f"{START}  end = {{3,3}}  b = Slice(a, start, end)",
     "v = {-1}  w = {-9}  axis = {1}  b = Slice(a, v, w, axis, v)",  # reversed
     "c = Cast<to=10>(a)  b = Cast<to=1>(c)",  # rounds (RELIABILITY 17)
     "c = Cast<to=7>(a)  b = Cast<to=1>(c)",
@@ -198,7 +198,7 @@ def test_an_overridable_training_mode_stays():  # RELIABILITY 11
 @parametrize("ceil, left", [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
 def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil, left):
   """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
-  original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{
+  original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1,1,1}}> {{
     a = AveragePool<kernel_shape=[1], strides=[3], ceil_mode={ceil}>(x)  b = Reshape(a, one)
     y = Neg(b) }}""")
   run_same(original, REMOVE_IDENTITIES, into=left)
