@@ -57,6 +57,16 @@ def built(nodes, inputs, outputs, *versions, **options):
   return model
 
 
+def op_types(model):
+  """The operators of the graph's nodes in order."""
+  return [node.op_type for node in model.graph.node]
+
+
+def nodes_of(model, op_type):
+  """The graph's nodes of one operator in order."""
+  return [node for node in model.graph.node if node.op_type == op_type]
+
+
 def all_attributes(node):
   """The node's attributes by name."""
   return {each.name: helper.get_attribute_value(each) for each in node.attribute}

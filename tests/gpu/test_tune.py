@@ -6,7 +6,7 @@ import pytest
 from conv_grad_cases import RELU, Case, Geometry, check
 from exported import DATA
 from node_cases import UNIT_ROUNDOFF, typed
-from onnx_models import parsed
+from onnx_models import nodes_of, parsed
 
 import ortplugin
 from gpu.device import cupy
@@ -69,7 +69,7 @@ def test_a_convolution(rng):
   assert any(name.startswith("algorithm=fused:engine=") for name in names)
   assert any(name.startswith("algorithm=split:engine=") for name in names)
   assert all(entry.microseconds[name] is not None for name in names)
-  found = [node for node in tuned.graph.node if node.op_type == "FusedConv"]
+  found = nodes_of(tuned, "FusedConv")
   if entry.choice.startswith("algorithm="):
     (attribute,) = (each for each in found[0].attribute if each.name == "algorithm")
     assert f"algorithm={attribute.s.decode()}" == entry.choice
@@ -95,7 +95,7 @@ def test_a_gradient(case, capfd):
   assert sum(name.startswith("data_algorithm=") and ", " not in name for name in measured) > 1
   assert sum("weight_algorithm=" in name for name in measured) > 1
   assert len({name.partition(", ")[0] for name in beside}) <= 1
-  (found,) = [node for node in tuned.graph.node if node.op_type == "ConvGrad"] or [None]
+  (found,) = nodes_of(tuned, "ConvGrad") or [None]
   if entry.choice != tune.STANDARD:
     assert found is not None
     given = {each.name: each.s.decode() for each in found.attribute}

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from exported import DATA
 from onnx import numpy_helper
-from onnx_models import parametrize
+from onnx_models import nodes_of, parametrize
 
 import ortplugin
 from models.light import NAMES as NETWORKS
@@ -52,7 +52,7 @@ def transposes(model):
   """What makes the input of each Transpose, and what reads its output: operators, or 'graph'."""
   makers = {name: node.op_type for node in model.graph.node for name in node.output}
   readers = {name: node.op_type for node in reversed(model.graph.node) for name in node.input}
-  moved = [node for node in model.graph.node if node.op_type == "Transpose"]
+  moved = nodes_of(model, "Transpose")
   return [(makers.get(node.input[0], "graph"), readers.get(node.output[0], "graph")) for node in moved]
 
 

@@ -7,7 +7,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import built, parsed
+from onnx_models import built, op_types, parsed
 
 import ortplugin
 from ortplugin import optimizer
@@ -54,7 +54,7 @@ FUSE_POINTWISE = next(step for step in optimizer.PIPELINE if step.name == "fuse-
 
 
 def types_of(model):
-  return [node.op_type for node in model.graph.node]
+  return op_types(model)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import annotated, built, computed, parametrize, parsed
+from onnx_models import annotated, built, computed, nodes_of, op_types, parametrize, parsed
 
 from ortplugin import restore, run, session
 from ortplugin.graph import import_model
@@ -238,7 +238,7 @@ def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(librar
         p = Resize<mode="nearest", coordinate_transformation_mode="asymmetric">(x, , f)
         z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
   made, _, _ = run_passes(model, select_passes(only=["fuse-pointwise"]))
-  assert [node.op_type for node in made.graph.node] == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
+  assert op_types(made) == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
   (info,) = (each for each in made.graph.value_info if each.name == "n")
   assert info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
   feeds = {"x": np.ones((1, 10), np.float32), "on": np.array(True)}
@@ -299,7 +299,7 @@ def test_what_follows_fits(spatial, layout):
   dims = ",".join(map(str, shape))
   model = built(nodes, f"float[{dims}] x", f"float[{','.join('?' * (spatial + 2))}] y", 13)
   optimized, _, _ = run_passes(model, select_passes(layout=layout))
-  assert "Reshape" in [node.op_type for node in optimized.graph.node]
+  assert "Reshape" in op_types(optimized)
   feeds = {"x": np.random.default_rng(spatial).standard_normal(shape).astype(np.float32)}
   np.testing.assert_array_equal(computed(optimized, feeds)[0], computed(model, feeds)[0], strict=True)
 
@@ -325,7 +325,7 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
   """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
   resize = 'Resize<mode="nearest">(before, , scales)'
   made, _, _ = run_passes(behind(resize, width, width), select_passes(only=["fuse-conv"]))
-  assert [node.op_type for node in made.graph.node].count("FusedConv") == 3
+  assert op_types(made).count("FusedConv") == 3
   said = {each.name for each in made.graph.value_info if each.type.tensor_type.HasField("shape")}
   assert said == ({"before", "c", "d"} if is_said else {"before"})
 
@@ -343,7 +343,7 @@ def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays)
   pool = f"AveragePool<ceil_mode=1, kernel_shape=[{kernel}, {kernel}], strides=[2,2]>(before)"
   model = behind(pool, width, width)
   made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
-  (made_pool,) = (node for node in made.graph.node if node.op_type == "AveragePool")
+  (made_pool,) = nodes_of(made, "AveragePool")
   assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays
   assert {each.name for each in made.graph.value_info} == {"before", "c", "d"}
   x = np.random.default_rng(0).standard_normal((1, 4, width, width)).astype(np.float32)

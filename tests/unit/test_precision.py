@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import annotated, parametrize, parsed
+from onnx_models import annotated, nodes_of, parametrize, parsed
 
 import ortplugin
 from ortplugin.errors import UsageError
@@ -336,7 +336,7 @@ def test_other_domains_and_unknown_dtypes_stay():
 def test_a_value_is_cast_once_for_all_its_readers():
   nodes = "a = MatMul(x, w)  b = Exp(a)  c = Log(a)  d = MatMul(a, w)  e = Add(b, c)  f = Tanh(e)  y = Add(f, d)"
   result, _, _ = convert(model(nodes, {"w": WEIGHT}))
-  casts = [each for each in result.graph.node if each.op_type == "Cast"]
+  casts = nodes_of(result, "Cast")
   assert len({(each.input[0], each.attribute[0].i) for each in casts}) == len(casts) == 4
 
 
@@ -456,7 +456,7 @@ def test_tf32_is_an_attribute_of_convolutions():
   )
   optimized, report = ortplugin.optimize(original, precision="tf32")
   assert report.rewrites["allow-tf32"] == 1
-  (fused,) = [each for each in optimized.graph.node if each.op_type == "FusedConv"]
+  (fused,) = nodes_of(optimized, "FusedConv")
   assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 1
   again, second = ortplugin.optimize(optimized, precision="tf32")
   assert not second.changes
@@ -465,7 +465,7 @@ def test_tf32_is_an_attribute_of_convolutions():
   assert not any(each.name == "allow_tf32" for n in plain.graph.node for each in n.attribute)
   exact, report = ortplugin.optimize(optimized, precision="fp32")
   assert report.rewrites["forbid-tf32"] == 1
-  (fused,) = [each for each in exact.graph.node if each.op_type == "FusedConv"]
+  (fused,) = nodes_of(exact, "FusedConv")
   assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 0
 
 

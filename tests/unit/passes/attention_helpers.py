@@ -2,7 +2,7 @@
 
 import onnx
 import pytest
-from onnx_models import all_attributes
+from onnx_models import all_attributes, nodes_of
 from pass_helpers import assert_close, model, restore, run, run_pass, seeded
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
@@ -54,7 +54,7 @@ def attributes(node):
 
 def attentions(optimized):
   """The fused nodes."""
-  return [node for node in optimized.graph.node if node.op_type == "FusedAttention"]
+  return nodes_of(optimized, "FusedAttention")
 
 
 def fused(original, *passes, into=None, given=None, **lengths):

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from attention_helpers import in_float  # noqa: F401, a fixture
-from onnx_models import add_weights, all_attributes
+from onnx_models import add_weights, all_attributes, nodes_of
 from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
@@ -105,7 +105,7 @@ def built(form, dtype="float"):
 
 def node_of(optimized):
   """The one attention and its attributes."""
-  (node,) = (node for node in optimized.graph.node if node.op_type == "FusedAttention")
+  (node,) = nodes_of(optimized, "FusedAttention")
   return node, all_attributes(node)
 
 

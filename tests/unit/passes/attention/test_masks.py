@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, attributes, feeds, fused, graph, in_float  # noqa: F401
-from onnx_models import add_weights
+from onnx_models import add_weights, nodes_of
 from pass_helpers import assert_unchanged, operators, parametrize, restore, run, run_pass
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
@@ -94,7 +94,7 @@ def test_an_and_with_nothing_but_true_is_no_mask():
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
   add_weights(original, t=np.ones((1, 1, 5, 1), bool))
   optimized, node = fused(original, into=["Where", "FusedAttention"])
-  assert next(each for each in optimized.graph.node if each.op_type == "Where").input[0] == "m"
+  assert nodes_of(optimized, "Where")[0].input[0] == "m"
   assert attributes(node) == {"mask_dtype": "float"}
 
 

@@ -147,13 +147,13 @@ def test_a_graph_output_is_the_last():
   ],
 )  # fmt: skip
 def test_near_misses(text, fragment):
-  before, _ = run_pass(model(text), FUSE_CONV)
+  before, _ = run_pass(text, FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], fragment)
 
 
 def test_spatial_dimensions_that_are_not_known_to_be_equal():
   text = "g (float[N,4,H,V] x, float[N,4,A,B] r) => (float[N,4,E,F] y) <" + W + "> { c = Conv(x, w)  y = Add(c, r) }"
-  before, _ = run_pass(model(text), FUSE_CONV)
+  before, _ = run_pass(text, FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], "does not surely broadcast to [N, 4, ")
 
 
@@ -194,7 +194,7 @@ def test_a_residual_of_dynamic_dimensions_that_stay():
 def test_residuals_of_lengths_without_a_name(nodes, fused):
   ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}, float[4,1,1] k = {1, 2, 3, 4}"
   text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}, {ones}> {{ {nodes} }}"
-  optimized, result = run_pass(run_pass(model(text), FUSE_CONV)[0], CONV_EPILOGUE)
+  optimized, result = run_pass(run_pass(text, FUSE_CONV)[0], CONV_EPILOGUE)
   left = [each for each in operators(optimized) if each in ("Add", "Relu")]
   if fused:
     assert_same_outputs(model(text), optimized)
@@ -210,28 +210,28 @@ def test_images_that_are_read_with_channels_first(size, fused):
   """Their lengths stand elsewhere than the results'."""
   text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
     c = Conv<strides=[2,2]>(x, w)  d = Conv<strides=[2,2]>(z, w)  y = Add(c, d) }}"""
-  before, _ = run_pass(model(text), FUSE_CONV, CHANNELS_LAST_ALWAYS)
+  before, _ = run_pass(text, FUSE_CONV, CHANNELS_LAST_ALWAYS)
   optimized, result = run_pass(before, IMAGE_INPUT, CONV_EPILOGUE)
   assert [each.rewrite for each in result.changes] == ["image-input"] * 2 + ["conv-epilogue"] * fused
   assert ("Add" in operators(optimized)) != fused
 
 
 def test_an_identity_is_no_epilogue():
-  before, _ = run_pass(model(graph("i = Identity(c)  y = Softmax(i)")), FUSE_CONV)
+  before, _ = run_pass(graph("i = Identity(c)  y = Softmax(i)"), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE])
 
 
 def test_what_is_used_inside_a_body_is_the_last():
   branches = """y = If(b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
       else_branch = otherwise () => (float[N,4,5,6] e) { e = Softmax(c) }>  z = Relu(c)"""
-  before, _ = run_pass(model(graph(branches, "", ", bool b", ", float[N,4,5,6] z")), FUSE_CONV)
+  before, _ = run_pass(graph(branches, "", ", bool b", ", float[N,4,5,6] z"), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], "'c' is also used inside a body")
 
 
 def test_limits():
   """The last convolutions come first."""
   nodes = "  ".join(f"c{i} = {SAME}({'x' if i == 0 else f'a{i - 1}'}, w)  a{i} = Relu(c{i})" for i in range(4))
-  before, _ = run_pass(model(f"g (float[N,4,5,6] x) => (float[N,4,5,6] a3) <{W}> {{ {nodes} }}"), FUSE_CONV)
+  before, _ = run_pass(f"g (float[N,4,5,6] x) => (float[N,4,5,6] a3) <{W}> {{ {nodes} }}", FUSE_CONV)
   run_pass(before, CONV_EPILOGUE, limit=2, changes=2, into=["FusedConv", "Relu"] * 2 + ["FusedConv"] * 2)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from onnx import helper
-from onnx_models import all_attributes, annotated, built
+from onnx_models import all_attributes, annotated, built, nodes_of
 from pass_helpers import assert_unchanged, lines, operators, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer import PIPELINE, run_passes
@@ -32,7 +32,7 @@ def before(original, last=True):
 
 
 def attributes_of(model):
-  (fused,) = [node for node in model.graph.node if node.op_type == "FusedConv"]
+  (fused,) = nodes_of(model, "FusedConv")
   return all_attributes(fused)
 
 
@@ -184,7 +184,7 @@ def test_strides_and_tuned_ones_stay():
 
 
 def node_of(found):
-  (fused,) = [node for node in found.graph.node if node.op_type == "FusedConvTranspose"]
+  (fused,) = nodes_of(found, "FusedConvTranspose")
   return fused
 
 

@@ -1,7 +1,7 @@
 """Transposed convolutions of one pixel that become products of matrices."""
 
 from layout_helpers import constant
-from onnx_models import all_attributes
+from onnx_models import all_attributes, nodes_of
 from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import (
@@ -31,7 +31,7 @@ def test_one_pixel(attributes):
   original = graph(attributes)
   optimized, _ = run_same(original, VECTOR_CONV_TRANSPOSE, start=before(original), changes=1)
   assert "FusedConvTranspose" not in operators(optimized)
-  (fused,) = [node for node in optimized.graph.node if node.op_type == "FusedConv"]
+  (fused,) = nodes_of(optimized, "FusedConv")
   found = all_attributes(fused)
   assert found.pop("program")
   assert found == {"layout": b"NHWC", "kernel_shape": [1, 1]}

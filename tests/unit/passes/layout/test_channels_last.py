@@ -93,16 +93,16 @@ def test_views_of_one_pixel_and_of_one_channel(spatial, channels):
 
 
 def test_float16_and_float_that_may_round_by_default():
-  half, _ = run_pass(model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x")), FUSE_CONV)
+  half, _ = run_pass(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x"), FUSE_CONV)
   run_same(half_original(), CHANNELS_LAST, start=half, into=["Transpose", "FusedConv", "Relu", "Transpose"])
-  single, _ = run_pass(model(graph("y = Relu(c)")), FUSE_CONV)
+  single, _ = run_pass(graph("y = Relu(c)"), FUSE_CONV)
   for allowed in ({}, {"allow_tf32": 1}):
     said = onnx.ModelProto.FromString(single.SerializeToString())
     node_of(said, "FusedConv").attribute.extend(helper.make_attribute(*each) for each in allowed.items())
     run_pass(said, CHANNELS_LAST, into=["Transpose", "FusedConv", "Relu", "Transpose"])
   node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 0))
   assert_unchanged(single, [CHANNELS_LAST])
-  double, _ = run_pass(model(graph("y = Relu(c)", out="double[N,4,5,6] y", x="double[N,4,5,6] x")), FUSE_CONV)
+  double, _ = run_pass(graph("y = Relu(c)", out="double[N,4,5,6] y", x="double[N,4,5,6] x"), FUSE_CONV)
   assert_unchanged(double, [CHANNELS_LAST])
 
 
@@ -120,7 +120,7 @@ SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,3,3] y) <float[8,8,1,1] w = {{{
 
 @parametrize("text", [GROUPED, ONE_DIMENSION, SHUFFLED])
 def test_float_that_is_slow_on_a_cpu_asks_for_it(text):
-  single, _ = run_pass(model(text), FUSE_CONV)
+  single, _ = run_pass(text, FUSE_CONV)
   _, result = run_pass(single, CHANNELS_LAST)
   assert not result.changes
   assert "slow with channels last on a CPU" in result.near_misses[0].reason
@@ -372,7 +372,7 @@ def test_regions_change_one_by_one():
   text = graph(
     f"d = {SAME}(r, w)  z = Relu(d)  y = Relu(c)", "", ", float[N,4,5,6] r", "float[N,4,5,6] y, float[N,4,5,6] z"
   )
-  before, _ = run_pass(model(text), FUSE_CONV)
+  before, _ = run_pass(text, FUSE_CONV)
   optimized, _ = run_pass(before, CHANNELS_LAST_ALWAYS, limit=1, changes=1)
   layouts = [attribute(node, "layout") for node in optimized.graph.node if node.op_type == "FusedConv"]
   assert sorted(str(each) for each in layouts) == ["None", "b'NHWC'"]

@@ -110,7 +110,7 @@ def test_no_channels_stay_as_they_are():
   """To a Reshape 0 is no length."""
   nodes = f"c = {SAME}(x, none)  y = ReduceMax<axes=[2,3], keepdims=0>(c)"
   optimized, _ = run_pass(
-    model(f"g (float[N,4,5,6] x) => (float[N,0] y) <float[0,4,3,3] none = {{}}> {{ {nodes} }}"),
+    f"g (float[N,4,5,6] x) => (float[N,0] y) <float[0,4,3,3] none = {{}}> {{ {nodes} }}",
     FUSE_CONV,
     CHANNELS_LAST_ALWAYS,
   )

@@ -1,7 +1,7 @@
 """image-input: the first convolution reads its image with channels first."""
 
 import pytest
-from onnx_models import all_attributes
+from onnx_models import all_attributes, nodes_of
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, IMAGE_INPUT
@@ -34,7 +34,7 @@ def test_a_transpose_that_others_need_stays():
   original = network(extra="t = Transpose<perm=[0,2,3,1]>(x)  z = Softmax(t)", outputs=", float[N,9,8,3] z")
   optimized, _ = run_same(original, IMAGE_INPUT, start=moved(original))
   assert operators(optimized).count("Transpose") == 2
-  assert all_attributes(next(n for n in optimized.graph.node if n.op_type == "FusedConv"))["input_layout"] == b"NCHW"
+  assert all_attributes(nodes_of(optimized, "FusedConv")[0])["input_layout"] == b"NCHW"
 
 
 def test_many_channels_are_transposed():

@@ -4,7 +4,7 @@ from math import prod
 
 import numpy as np
 from onnx import helper
-from onnx_models import add_weights, all_attributes, annotated, parsed
+from onnx_models import add_weights, all_attributes, annotated, nodes_of, parsed
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer import PIPELINE
@@ -37,7 +37,7 @@ def test_a_transpose_is_spared(filters):
   original = network(filters)
   assert operators(moved(original)) == ["Transpose", "FusedConvTranspose", "Transpose"]
   optimized, result = run_same(original, IMAGE_OUTPUT, start=moved(original), into=["Transpose", "FusedConvTranspose"])
-  (node,) = (each for each in optimized.graph.node if each.op_type == "FusedConvTranspose")
+  (node,) = nodes_of(optimized, "FusedConvTranspose")
   assert all_attributes(node)["output_layout"] == b"NCHW"
   assert list(node.output) == ["y"]
   assert len(result.changes) == 1
@@ -94,7 +94,7 @@ def test_near_misses(words):
 
 
 def node_of(found):
-  (node,) = (each for each in found.graph.node if each.op_type == "FusedConvTranspose")
+  (node,) = nodes_of(found, "FusedConvTranspose")
   return node
 
 

@@ -1,7 +1,7 @@
 """Norms that read rows in the order that steps beside them put rows in, and steps that must stay."""
 
 import numpy as np
-from onnx_models import add_weights
+from onnx_models import add_weights, nodes_of
 from pass_helpers import model, operators, parametrize, reasons, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, NORM_EPILOGUE, NORM_ORDER, NORM_PROLOGUE, ROW_ORDER
@@ -61,7 +61,7 @@ def test_a_norm_reads_in_order(case):
   original = graph(nodes, inputs, made, 16 if case == "patches" else 8)
   optimized, _ = run_same(original, *FUSE, NORM_ORDER, **({"N": 3} if "N" in made else {}))
   assert sorted(operators(optimized)) == sorted([*others, "FusedLayerNorm"])
-  norm = next(node for node in optimized.graph.node if node.op_type == "FusedLayerNorm")
+  norm = nodes_of(optimized, "FusedLayerNorm")[0]
   assert next(list(each.ints) for each in norm.attribute if each.name == "ordered") == ordered
   assert run_pass(optimized, *FUSE, NORM_ORDER)[1].changes == ()
 

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx_models import add_weights
+from onnx_models import add_weights, nodes_of
 from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.optimizer.pipeline import PADDED_ORDER
@@ -50,7 +50,7 @@ def test_windows_keep_the_padding():
 
 
 def _indices(optimized):
-  gather = next(node for node in optimized.graph.node if node.op_type == "Gather")
+  gather = nodes_of(optimized, "Gather")[0]
   found = next(each for each in optimized.graph.initializer if each.name == gather.input[1])
   return [int(each) for each in onnx.numpy_helper.to_array(found)]
 

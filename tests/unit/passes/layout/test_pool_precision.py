@@ -2,7 +2,7 @@
 
 import numpy as np
 from onnx import TensorProto, helper
-from onnx_models import built
+from onnx_models import built, nodes_of
 from pass_helpers import operators, parametrize, run_pass
 
 from ortplugin.ops import find
@@ -36,7 +36,7 @@ def test_kinds(kind, rng):
 
 
 def node_of(model):
-  return next(node for node in model.graph.node if node.op_type == "FusedPool")
+  return nodes_of(model, "FusedPool")[0]
 
 
 def test_a_wide_value_that_others_need_keeps_its_cast():

@@ -2,6 +2,7 @@
 
 import onnx
 from matmul_helpers import attribute, inputs_of, weighted
+from onnx_models import nodes_of
 from pass_helpers import assert_unchanged, operators, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import (
@@ -38,7 +39,7 @@ def test_a_product_of_patches(image, bias):
   assert sum(change.rewrite == "patches-to-matmul" for change in result.changes) == 1
   assert "Transpose" not in operators(optimized)[4:]
   assert len(inputs_of(optimized)[0]) == 2 + bias
-  (product,) = [node for node in optimized.graph.node if node.op_type == "FusedMatMul"]
+  (product,) = nodes_of(optimized, "FusedMatMul")
   assert attribute(product, "trans_b") == 1
 
 
@@ -75,7 +76,7 @@ def test_float32_goes_by_tf32(said, monkeypatch):
   for pays in ((), ("float",)):
     monkeypatch.setattr("ortplugin.passes.matmul.patches_to_matmul.TF32", pays)
     optimized, _ = run_same(network(half=False), *BEFORE, *says, PATCHES_TO_MATMUL)
-    products = [node for node in optimized.graph.node if node.op_type == "FusedMatMul"]
+    products = nodes_of(optimized, "FusedMatMul")
     assert bool(products) == (pays != () and said != 0)
     assert [each.i for node in products for each in node.attribute if each.name == "allow_tf32"] == [1] * (
       said == 1 and len(products)
@@ -84,7 +85,7 @@ def test_float32_goes_by_tf32(said, monkeypatch):
 
 def test_weights_that_a_caller_may_override_stay():
   before, _ = run_pass(network(), *BEFORE)
-  name = next(node for node in before.graph.node if node.op_type == "FusedConv").input[1]
+  name = nodes_of(before, "FusedConv")[0].input[1]
   weights = next(each for each in before.graph.initializer if each.name == name)
   before.graph.input.append(onnx.helper.make_tensor_value_info(name, weights.data_type, list(weights.dims)))
   assert_unchanged(before, [PATCHES_TO_MATMUL], "is no constant")

@@ -28,7 +28,7 @@ def outputs_of_norm(optimized):
 
 
 def check(text, ops, statements):
-  run_same(model(text), *PASSES, into=ops, program=statements)
+  run_same(text, *PASSES, into=ops, program=statements)
 
 
 def test_gamma_and_beta():
@@ -119,9 +119,9 @@ def test_activations_of_onnx_runtime(node, statements):
 
 
 def test_comparisons_and_where():
-  optimized, _ = run_same(model(graph(
+  optimized, _ = run_same(graph(
     "zero = float {0.0}  positive = Greater(n, zero)  both = And(positive, mask)"
-      "  y = Where(both, n, zero)  z = Not(both)", ", bool[M,1] mask", ", bool[N,M,8] z")), *PASSES,
+      "  y = Where(both, n, zero)  z = Not(both)", ", bool[M,1] mask", ", bool[N,M,8] z"), *PASSES,
     into=["FusedLayerNorm"])  # fmt: skip
   assert programs(optimized)[0].splitlines()[0] == "(float x, bool operand) => (float y, bool y2) {"
 
@@ -151,7 +151,7 @@ def test_a_value_that_a_body_captures_is_kept():  # RELIABILITY 10
   branches = """z = If(c) <then_branch = then () => (float[N,M,8] t) { t = Neg(n) },
       else_branch = otherwise () => (float[N,M,8] e) { e = Identity(n) }>"""
   optimized, _ = run_same(
-    model(graph(f"y = Mul(n, gamma)  {branches}", ", bool c", ", float[N,M,8] z")),
+    graph(f"y = Mul(n, gamma)  {branches}", ", bool c", ", float[N,M,8] z"),
     *PASSES,
     into=["FusedLayerNorm", "If"],
   )
@@ -161,19 +161,19 @@ def test_a_value_that_a_body_captures_is_kept():  # RELIABILITY 10
 def test_a_consumer_in_a_body_stays_there():
   branches = """y = If(c) <then_branch = then () => (float[N,M,8] t) { t = Mul(n, gamma) },
       else_branch = otherwise () => (float[N,M,8] e) { e = Add(n, beta) }>"""
-  run_same(model(graph(branches, ", bool c")), *PASSES, into=["FusedLayerNorm", "If"])
+  run_same(graph(branches, ", bool c"), *PASSES, into=["FusedLayerNorm", "If"])
 
 
 def test_what_an_operand_needs_moves_before_the_norm():
   run_same(
-    model(graph("late = Softmax(r)  y = Add(n, late)", ", float[N,M,8] r")), *PASSES, into=["Softmax", "FusedLayerNorm"]
+    graph("late = Softmax(r)  y = Add(n, late)", ", float[N,M,8] r"), *PASSES, into=["Softmax", "FusedLayerNorm"]
   )
 
 
 @parametrize("shape", ["8", "1", "", "M,1", "N,1,1", "1,M,8", "1,1,1"])
 def test_operands_that_broadcast(shape):  # RELIABILITY 15
   dims = f"[{shape}]" if shape else ""
-  run_same(model(graph("y = Mul(c, n)", f", float{dims} c")), *PASSES, into=["FusedLayerNorm"])
+  run_same(graph("y = Mul(c, n)", f", float{dims} c"), *PASSES, into=["FusedLayerNorm"])
 
 
 def test_numbers_of_every_shape_that_fits():
@@ -252,7 +252,7 @@ def test_other_operators_stay():
 def test_more_results_than_there_may_be_stay():
   outputs = "".join(f", float[N,M,8] z{i}" for i in range(20))
   nodes = "  ".join(f"z{i} = {op}(n)" for i, op in enumerate(["Sin", "Cos", "Tanh", "Exp", "Relu"] * 4))
-  optimized, result = run_same(model(graph(f"y = Neg(n)  {nodes}", outputs=outputs)), *PASSES)
+  optimized, result = run_same(graph(f"y = Neg(n)  {nodes}", outputs=outputs), *PASSES)
   assert len(outputs_of_norm(optimized)) == 16
   assert any("17 results; the limit is 16" in each.reason for each in result.near_misses)
 

@@ -64,21 +64,21 @@ def test_nvfuser_issue_383():
 
 def test_the_residual_stream_is_kept_as_an_output():
   text = graph(f"s = Add(x, r)  {NORM}  z = Add(s, y)", outputs=", float[N,M,8] z")
-  optimized, result = run_same(model(text), *PASSES, into=["FusedLayerNorm", "Add"])
+  optimized, result = run_same(text, *PASSES, into=["FusedLayerNorm", "Add"])
   assert list(optimized.graph.node[0].output) == ["y", "s"]
   assert programs(optimized)[0].splitlines()[0] == "(float x, float residual, float gamma) => (float y, float s) {"
   assert result.near_misses == ()
 
 
 def test_a_sum_that_is_a_graph_output_is_kept():  # RELIABILITY 8
-  run_same(model(graph(f"s = Add(x, r)  {NORM}", outputs=", float[N,M,8] s")), *PASSES, into=["FusedLayerNorm"])
+  run_same(graph(f"s = Add(x, r)  {NORM}", outputs=", float[N,M,8] s"), *PASSES, into=["FusedLayerNorm"])
 
 
 def test_a_sum_that_a_body_captures_is_kept():  # RELIABILITY 10
   branches = """z = If(c) <then_branch = then () => (float[N,M,8] t) { t = Neg(s) },
       else_branch = otherwise () => (float[N,M,8] e) { e = Neg(x) }>"""
   run_same(
-    model(graph(f"s = Add(x, r)  {NORM}  {branches}", ", bool c", ", float[N,M,8] z")),
+    graph(f"s = Add(x, r)  {NORM}  {branches}", ", bool c", ", float[N,M,8] z"),
     *PASSES,
     into=["FusedLayerNorm", "If"],
   )
@@ -86,9 +86,9 @@ def test_a_sum_that_a_body_captures_is_kept():  # RELIABILITY 10
 
 def test_nodes_between_move_to_the_right_side():
   """s is read before the norm by a node that it does not need, and the norm needs one that comes after s."""
-  run_same(model(graph(
+  run_same(graph(
     "s = Add(x, r)  early = Sin(s)  g = Sin(gamma)  y = LayerNormalization(s, g)  z = Add(early, y)",
-      outputs=", float[N,M,8] z")), *PASSES, into=["Sin", "FusedLayerNorm", "Sin", "Add"])  # fmt: skip
+      outputs=", float[N,M,8] z"), *PASSES, into=["Sin", "FusedLayerNorm", "Sin", "Add"])  # fmt: skip
 
 
 def test_casts_and_activations():
@@ -116,7 +116,7 @@ def test_a_wider_cast_around_a_norm_disappears():
 def test_a_rounding_cast_stays():  # RELIABILITY 17
   """float to float16 and back rounds: both Casts are kept."""
   run_same(
-    model(graph(f"narrow = Cast<to=10>(x)  s = Cast<to=1>(narrow)  {NORM}")),
+    graph(f"narrow = Cast<to=10>(x)  s = Cast<to=1>(narrow)  {NORM}"),
     *PASSES,
     program=["cast = Cast<to=float16>(x)", "s = Cast<to=float>(cast)", *TAIL],
   )
@@ -199,13 +199,13 @@ def test_limits_of_one_element(shape):
   ],
 )
 def test_an_element_that_something_else_reads_is_computed_once(nodes, ops):
-  run_same(model(graph(nodes, ", bool any, float low, float high", ", float z")), *PASSES, into=ops)
+  run_same(graph(nodes, ", bool any, float low, float high", ", float z"), *PASSES, into=ops)
 
 
 @parametrize("shape", ["[M,1]", "[8]", "[K]"])
 def test_more_than_one_element_is_computed_once(shape):
   limits = f", bool{shape} any, float{shape} low, float high"
-  run_same(model(graph(f"{LIMITS}  {NORM}", limits)), *PASSES, K=8, into=["Where", "Neg", "FusedLayerNorm"])
+  run_same(graph(f"{LIMITS}  {NORM}", limits), *PASSES, K=8, into=["Where", "Neg", "FusedLayerNorm"])
 
 
 def test_two_norms_of_one_sum():
@@ -270,7 +270,7 @@ def test_a_kept_value_of_unknown_shape_stays():  # RELIABILITY 16
   """Its length could be 1 where the norm's is not, so it may not be an output of the norm."""
   text = """g (float[N,M,8] x, float[A,B,8] r, float[8] gamma) => (float[any,rows,8] y, float[A,B,8] t) {
     t = Neg(r)  s = Add(x, t)  y = LayerNormalization(s, gamma) }"""
-  fused, _ = run_pass(model(text), FUSE_LAYER_NORM)
+  fused, _ = run_pass(text, FUSE_LAYER_NORM)
   _, result = run_pass(fused, NORM_PROLOGUE, into=["Neg", "FusedLayerNorm"])
   assert any(
     "'t' is a graph output, and its shape [A, B, 8] is not surely that of the norm" in r for r in reasons(result)
@@ -291,9 +291,7 @@ def test_too_many_parameters_stay():
   inputs = ", ".join(f"float[N,M,8] {name}" for name in names)
   sums = "  ".join(f"s{i + 1} = Add(s{i}, r{i + 1})" for i in range(39))
   optimized, result = run_same(
-    model(
-      f"g ({inputs}, float[8] gamma) => (float[N,M,8] y) {{ s0 = Neg(r0)  {sums} y = LayerNormalization(s39, gamma) }}"
-    ),
+    f"g ({inputs}, float[8] gamma) => (float[N,M,8] y) {{ s0 = Neg(r0)  {sums} y = LayerNormalization(s39, gamma) }}",
     *PASSES,
   )
   assert operators(optimized).count("Add") == 9

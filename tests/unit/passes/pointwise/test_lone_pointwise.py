@@ -21,7 +21,7 @@ Y = "float[N,4,8] y"
   ],
 )
 def test_becomes_a_kernel_of_its_own(nodes, inputs, operators_after, statement):
-  optimized, _ = run_same(model(f"g ({inputs}) => ({Y}) {{ {nodes} }}"), LONE_POINTWISE, into=operators_after)
+  optimized, _ = run_same(f"g ({inputs}) => ({Y}) {{ {nodes} }}", LONE_POINTWISE, into=operators_after)
   assert [lines(each) for each in programs(optimized)] == [[statement]]
   assert_unchanged(optimized, [LONE_POINTWISE])
 
@@ -47,7 +47,7 @@ ONE = "k = float {0.125}"
   ids=lambda value: value if " => " not in value else "",
 )
 def test_stays(text, why):
-  assert_unchanged(model(text), [LONE_POINTWISE])
+  assert_unchanged(text, [LONE_POINTWISE])
 
 
 def test_the_limit_counts_replacements():

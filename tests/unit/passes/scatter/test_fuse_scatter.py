@@ -330,7 +330,7 @@ def test_dtypes(dtype):
   ],
 )
 def test_nothing_to_do(text):
-  optimized, _ = run_same(model(text), FUSE_SCATTER)
+  optimized, _ = run_same(text, FUSE_SCATTER)
   assert len(ours(optimized)) == 1
 
 

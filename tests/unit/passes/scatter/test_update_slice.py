@@ -135,7 +135,7 @@ ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
 @parametrize("first", [[], [FUSE_SCATTER]])
 def test_one_update_for_each_row_at_its_own_place_is_no_slice(first):
   """x.scatter(1, arange(B).unsqueeze(1), v): on the axis it has length 1, but the index varies along another."""
-  optimized, _ = run_same(model(ARANGE.format(domain="")), *first, UPDATE_SLICE, B=4)
+  optimized, _ = run_same(ARANGE.format(domain=""), *first, UPDATE_SLICE, B=4)
   assert operators(optimized)[-1] == "ScatterElements"
 
 
@@ -159,7 +159,7 @@ def test_one_index_that_a_caller_may_override(rng):
 
 def test_indices_at_run_time_stay():
   assert_unchanged(
-    model("g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }"), [UPDATE_SLICE]
+    "g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }", [UPDATE_SLICE]
   )
 
 
@@ -259,9 +259,9 @@ def test_a_slice_of_numbers(start, end, length, rng):
 def test_an_index_that_is_stretched_along_its_axis_stays():
   """A vector of one element repeated k times writes one row k times, not k rows."""
   assert_unchanged(
-    model("""g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
+    """g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
       numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
-      e = Expand(s, k)  a = {-1}  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }"""),
+      e = Expand(s, k)  a = {-1}  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }""",
     [UPDATE_SLICE],
   )
 

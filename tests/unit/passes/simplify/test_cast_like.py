@@ -14,8 +14,8 @@ from ortplugin.optimizer.pipeline import CAST_LIKE
 def test_renamed(kind):
   target = onnx.TensorProto.DataType.Value(kind.upper())
   optimized, result = run_same(
-    model(f"""g (float[4,3] x, float[2] w) => (float[4,3] y) {{
-    z = Cast<to={target}>(w)  c = CastLike(x, z)  y = Cast<to=1>(c) }}"""),
+    f"""g (float[4,3] x, float[2] w) => (float[4,3] y) {{
+    z = Cast<to={target}>(w)  c = CastLike(x, z)  y = Cast<to=1>(c) }}""",
     CAST_LIKE,
     into=["Cast"] * 3,
   )

@@ -59,18 +59,16 @@ KEPT = {
 
 @parametrize("what", KEPT)
 def test_kept(what):  # RELIABILITY 18 to 20
-  assert_unchanged(model(f"g (float[N,8] x) => (float[N,8] y) {{ {KEPT[what]} }}"), [COMMON_SUBEXPRESSIONS])
+  assert_unchanged(f"g (float[N,8] x) => (float[N,8] y) {{ {KEPT[what]} }}", [COMMON_SUBEXPRESSIONS])
 
 
 def test_overridable_constants_are_not_the_same():  # RELIABILITY 11
-  assert_unchanged(model("""g (float[N,8] x, float a, float b) => (float[N,8] y) <float a = {2}, float b = {2}> {
-    p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }"""), [COMMON_SUBEXPRESSIONS])  # fmt: skip
+  assert_unchanged("""g (float[N,8] x, float a, float b) => (float[N,8] y) <float a = {2}, float b = {2}> {
+    p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }""", [COMMON_SUBEXPRESSIONS])  # fmt: skip
 
 
 def test_two_graph_outputs_keep_their_nodes():
-  assert_unchanged(
-    model("g (float[N] x) => (float[N] y, float[N] z) { y = Sin(x)  z = Sin(x) }"), [COMMON_SUBEXPRESSIONS]
-  )
+  assert_unchanged("g (float[N] x) => (float[N] y, float[N] z) { y = Sin(x)  z = Sin(x) }", [COMMON_SUBEXPRESSIONS])
 
 
 def test_unknown_domains_stay():  # RELIABILITY 20

@@ -15,7 +15,7 @@ def test_a_chain_goes_at_once():
 
 
 def test_an_initializer_that_nothing_ever_read_is_kept():
-  assert_unchanged(model("g (float[N] x) => (float[N] y) <float unused = {1}> { y = Neg(x) }"), [DEAD_NODES])
+  assert_unchanged("g (float[N] x) => (float[N] y) <float unused = {1}> { y = Neg(x) }", [DEAD_NODES])
 
 
 def test_a_dead_branch_goes_with_what_it_reads():
@@ -35,15 +35,15 @@ def test_inside_a_body():
 
 
 def test_what_a_body_reads_stays():  # RELIABILITY 10
-  assert_unchanged(model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Cos(x)
+  assert_unchanged("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Cos(x)
       y = If(c) <then_branch = then () => (float[N] t) { t = Neg(a) },
-                  else_branch = otherwise () => (float[N] e) { e = Neg(b) }> }"""), [DEAD_NODES])  # fmt: skip
+                  else_branch = otherwise () => (float[N] e) { e = Neg(b) }> }""", [DEAD_NODES])  # fmt: skip
 
 
 def test_one_output_of_several_in_use_stays():
   assert_unchanged(
-    model("""g (float[N,4] x) => (int64[N,1] i) {
-      k = {1}  v, i = TopK(x, k) }"""),
+    """g (float[N,4] x) => (int64[N,1] i) {
+      k = {1}  v, i = TopK(x, k) }""",
     [DEAD_NODES],
   )
 

@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import onnx
 from onnx import helper
-from onnx_models import add_weights, built
+from onnx_models import add_weights, built, nodes_of
 from pass_helpers import assert_unchanged, model, operators, parametrize, run, run_pass, run_same
 
 from ortplugin.graph import import_model
@@ -35,7 +35,7 @@ ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
 def test_folded(node):
   ordered = "  ".join(reversed([part.strip() for part in node.split("  ")]))
   text = f"g (float[2,3] x) => (float[2,3] y) {ONE} {{ {ordered}  y = Add(x, f) }}"
-  optimized, result = run_same(model(text), FOLD_CONSTANTS, DEAD_NODES, into=["Add"])
+  optimized, result = run_same(text, FOLD_CONSTANTS, DEAD_NODES, into=["Add"])
   assert [each.name for each in optimized.graph.initializer if each.name != "c"] == ["f_value"]
   assert result.near_misses == ()
 
@@ -126,18 +126,16 @@ RANGE = """g (float[2] x) => (float[A,2] y) {{ zero = Constant<value_int=0>()  o
 
 def test_a_range_whose_limit_is_no_scalar():
   """ONNX Runtime takes a tensor [1] as it runs, but loads no Range of constants that are no scalars."""
-  optimized, _ = run_same(
-    model(RANGE.format(limit=5)), INLINE_IF, REMOVE_IDENTITIES, FOLD_CONSTANTS, DEAD_NODES, into=["Mul"]
-  )
+  optimized, _ = run_same(RANGE.format(limit=5), INLINE_IF, REMOVE_IDENTITIES, FOLD_CONSTANTS, DEAD_NODES, into=["Mul"])
   optimized, _ = run_pass(
-    model(RANGE.format(limit=10**6)),
+    RANGE.format(limit=10**6),
     INLINE_IF,
     REMOVE_IDENTITIES,
     FOLD_CONSTANTS,
     DEAD_NODES,
     into=["Range", "Cast", "Unsqueeze", "Mul"],
   )
-  (large,) = [node for node in optimized.graph.node if node.op_type == "Range"]
+  (large,) = nodes_of(optimized, "Range")
   (limit,) = [each for each in optimized.graph.initializer if each.name == large.input[1]]
   assert list(limit.dims) == []
 
@@ -237,13 +235,13 @@ def test_a_value_of_another_shape_than_is_known_stays():
 
 def test_an_overridable_constant_stays():  # RELIABILITY 11
   assert_unchanged(
-    model("g (float[2] x, float c) => (float[2] y) <float c = {1}> { f = Neg(c)  y = Add(x, f) }"), [FOLD_CONSTANTS]
+    "g (float[2] x, float c) => (float[2] y) <float c = {1}> { f = Neg(c)  y = Add(x, f) }", [FOLD_CONSTANTS]
   )
 
 
 def test_a_graph_output_stays():  # RELIABILITY 12
   assert_unchanged(
-    model("g (float[2] x) => (float[2] y, float f) <float c = {1}> { f = Neg(c)  y = Add(x, f) }"), [FOLD_CONSTANTS]
+    "g (float[2] x) => (float[2] y, float f) <float c = {1}> { f = Neg(c)  y = Add(x, f) }", [FOLD_CONSTANTS]
   )
 
 

@@ -20,12 +20,12 @@ def concat(count, *, before="", axis=1, shape="2,N,3", outputs="float[2,M,3] y")
 )
 @parametrize("axis", [1, -2])
 def test_parts(count, expected, axis):
-  optimized, _ = run_same(model(concat(count, axis=axis)), NARROW_CONCAT, changes=1)
+  optimized, _ = run_same(concat(count, axis=axis), NARROW_CONCAT, changes=1)
   assert widths(optimized) == expected
 
 
 def test_more_than_two_levels():
-  optimized, _ = run_same(model(concat(1100, shape="1", axis=0, outputs="float[any] y")), NARROW_CONCAT)
+  optimized, _ = run_same(concat(1100, shape="1", axis=0, outputs="float[any] y"), NARROW_CONCAT)
   assert max(widths(optimized)) <= MOST_INPUTS
 
 
@@ -57,10 +57,10 @@ def test_other_concats_are_no_beginning(other):
 
 def test_a_beginning_that_comes_later_is_not_used():
   text = concat(33, outputs="float[2,M,3] y, float[2,K,3] w").replace("x32) }", "x32)  w = Concat<axis=1>(x0, x1) }")
-  optimized, _ = run_same(model(text), NARROW_CONCAT)
+  optimized, _ = run_same(text, NARROW_CONCAT)
   assert sorted(widths(optimized)) == [2, 2, 32]
 
 
 def test_up_to_the_limit_stays():
-  _, result = run_pass(model(concat(MOST_INPUTS)), NARROW_CONCAT, into=["Concat"])
+  _, result = run_pass(concat(MOST_INPUTS), NARROW_CONCAT, into=["Concat"])
   assert not result.changes

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx_models import add_weights, all_attributes
+from onnx_models import add_weights, all_attributes, nodes_of
 from pass_helpers import model, operators, parametrize, reasons, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, NESTED_SLICES, UPDATE_SLICE
@@ -44,7 +44,7 @@ def test_every_form(form):
   original, axes, starts, steps = FORMS[form]
   optimized, _ = run_same(original, *PASSES)
   assert [each for each in operators(optimized) if each != "Unsqueeze"] == ["UpdateSlice"]
-  (node,) = [each for each in optimized.graph.node if each.op_type == "UpdateSlice"]
+  (node,) = nodes_of(optimized, "UpdateSlice")
   assert all_attributes(node) == {"axes": axes, **({"steps": steps} if steps else {})}
   given = {each.name: numpy_helper.to_array(each).tolist() for each in optimized.graph.initializer}
   assert given[node.input[2]] == starts

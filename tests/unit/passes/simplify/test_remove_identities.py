@@ -100,7 +100,7 @@ def test_an_update_of_all_by_constants_stays():
   """ONNX Runtime captures no model in a CUDA graph that has a constant output."""
   text = """g (float[1] x) => (float[1] y) <int64[1,1] i = {0}, float[1] u = {3}> {
     a = Sin(x)  b = ScatterND(a, i, u)  y = Neg(b) }"""
-  made, _ = run_pass(model(text), UPDATE_SLICE, into=["Sin", "UpdateSlice", "Neg"])
+  made, _ = run_pass(text, UPDATE_SLICE, into=["Sin", "UpdateSlice", "Neg"])
   assert_unchanged(made, [REMOVE_IDENTITIES])
 
 
@@ -138,7 +138,7 @@ def test_of_a_constant():
 )
 def test_an_identity_between_fixed_names_stays(nodes):
   outputs = "float[N] y, float[N] z" if "z =" in nodes else "float[N] y"
-  optimized, _ = run_same(model(f"g (float[N] x) => ({outputs}) {{ {nodes} }}"), REMOVE_IDENTITIES)
+  optimized, _ = run_same(f"g (float[N] x) => ({outputs}) {{ {nodes} }}", REMOVE_IDENTITIES)
   assert "Identity" in operators(optimized)
 
 
@@ -166,33 +166,33 @@ def test_an_identity_between_fixed_names_stays(nodes):
 def test_kept(node):
   rows, columns = 6 if "Concat" in node else 3, 3 if "{3, 3}" in node else 4
   assert_unchanged(
-    model(f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"), [REMOVE_IDENTITIES]
+    f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}", [REMOVE_IDENTITIES]
   )
 
 
 def test_training_dropout_stays():  # RELIABILITY 20
   assert_unchanged(
-    model("""g (float[N] x) => (float[N] y) { r = float {0.5}
-      t = bool {1}  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }"""),
+    """g (float[N] x) => (float[N] y) { r = float {0.5}
+      t = bool {1}  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }""",
     [REMOVE_IDENTITIES],
   )
 
 
 def test_a_mask_in_use_keeps_the_dropout():  # RELIABILITY 14
   assert_unchanged(
-    model("g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }"),
+    "g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }",
     [REMOVE_IDENTITIES],
   )
 
 
 def test_a_reshape_to_an_unknown_shape_stays():  # RELIABILITY 16
-  assert_unchanged(model("""g (float[N,4] x, int64[2] shape) => (float[A,B] y) {
-    a = Sin(x)  b = Reshape(a, shape)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
+  assert_unchanged("""g (float[N,4] x, int64[2] shape) => (float[A,B] y) {
+    a = Sin(x)  b = Reshape(a, shape)  y = Neg(b) }""", [REMOVE_IDENTITIES])  # fmt: skip
 
 
 def test_an_overridable_training_mode_stays():  # RELIABILITY 11
-  assert_unchanged(model("""g (float[N] x, bool t) => (float[N] y) <bool t = {0}> {
-    a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
+  assert_unchanged("""g (float[N] x, bool t) => (float[N] y) <bool t = {0}> {
+    a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }""", [REMOVE_IDENTITIES])  # fmt: skip
 
 
 @parametrize("ceil, left", [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
