@@ -1,7 +1,6 @@
 """The cases on which FusedAttention must equal its reference, on every provider.
 
-A case is one node, its sizes, how its tensors lie and what stands in them. Inputs come from a seed, the expectation
-from the float64 reference. `check` compares; its docstring derives the tolerance.
+A case is one node, its sizes, how its tensors lie and what stands in them.
 """
 
 import zlib

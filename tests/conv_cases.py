@@ -1,7 +1,6 @@
 """The cases on which FusedConv must equal its reference, on every provider.
 
-A case is a geometry, an epilogue, a layout and a dtype. Inputs come from a seed, the expectation from the float64
-reference. `check` compares; `expect` says by how much a convolution may be off.
+A case is a geometry, an epilogue, a layout and a dtype. `expect` says by how much a convolution may be off.
 """
 
 import zlib

@@ -1,6 +1,6 @@
 """The cases on which ConvGrad must equal its reference, on every provider, and how they are compared.
 
-A case is a geometry, a program and a dtype. `check` compares; its docstring derives the tolerance.
+A case is a geometry, a program and a dtype.
 """
 
 import math
@@ -130,16 +130,11 @@ EXACT = ("Greater", "Where", "Cast", "Mul", "Neg")  # statements that round at m
 
 
 def check(case, outputs, inputs=None, unit=0):
-  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference, as `compare` does, with the slack (UNITS + sqrt(n)) c size.
 
-  Shape and dtype are equal, and
-
-      |got - wanted| <= u |wanted| + smallest / 2 + (UNITS + sqrt(n)) c size
-
-  where `wanted` is the reference before its rounding to the output's dtype, u the unit roundoff of that dtype,
-  `smallest` its smallest subnormal number, c that of the arithmetic (`unit`, if that is larger; T's own where the
-  program may round dZ another way than float64), n the most terms of a sum and `size` the sum of their sizes: terms
-  that are added one after another are off by some sqrt(n) units. A term left out or taken twice shows.
+  c is the unit roundoff of the arithmetic (`unit`, if that is larger; T's own where the program may round dZ another
+  way than float64), n the most terms of a sum and `size` the sum of their sizes: terms that are added one after
+  another are off by some sqrt(n) units. A term left out or taken twice shows.
   """
   arrays = case.inputs() if inputs is None else list(inputs)
   node, program = case.node(), case.program

@@ -78,14 +78,12 @@ SLOPE = 4.0  # what an activation may multiply an error by
 
 
 def check(case, outputs, inputs=None, unit=0, split=False):
-  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference, as `compare` does, with the slack SLOPE (UNITS + sqrt(n)) c size.
 
-  Shape and dtype are equal, and |got - wanted| <= u |wanted| + smallest / 2 + SLOPE (UNITS + sqrt(n)) c size, where
-  `wanted` is the reference before its rounding to the output's dtype, u the unit roundoff of that dtype, `smallest`
-  its smallest subnormal number, c the unit roundoff of the arithmetic (`unit`, if that is larger), n the most terms
-  of a sum and `size` the sum of their sizes, or the largest value that the program makes of it. `split`: the value
-  may have been stored in its dtype before the program, where a library could not take that in, which adds a rounding
-  of SLOPE times the largest of the values.
+  c is the unit roundoff of the arithmetic (`unit`, if that is larger), n the most terms of a sum and `size` the sum of
+  their sizes, or the largest value that the program makes of it. `split`: the value may have been stored in its dtype
+  before the program, where a library could not take that in, which adds a rounding of SLOPE times the largest of the
+  values.
   """
   arrays = case.inputs() if inputs is None else list(inputs)
   node, program = case.node(), case.program

@@ -1,7 +1,6 @@
 """The cases on which FusedLSTM must equal its reference, on every provider.
 
-A case is one node and its sizes. Inputs come from a seed, the expectation from the float64 reference. `check` compares;
-its docstring has the tolerance.
+A case is one node and its sizes.
 """
 
 import zlib

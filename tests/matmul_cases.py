@@ -1,7 +1,7 @@
 """The cases on which FusedMatMul must equal its reference, on every provider.
 
-A case is the shapes of A and B, an epilogue and a dtype. Inputs come from a seed, the expectation from the float64
-reference, the slack from conv_cases.py: a product is a convolution of one element.
+A case is the shapes of A and B, an epilogue and a dtype. The slack is that of conv_cases.py: a product is a
+convolution of one element.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,8 @@
-"""What the cases of every operator share: making a model of nodes, drawing inputs, comparing outputs."""
+"""What the cases of every operator share: making a model of nodes, drawing inputs, comparing outputs.
+
+Inputs come from a seed, the expectation from the float64 reference. An operator's `check` compares; its docstring
+derives the tolerance.
+"""
 
 import re
 import zlib

@@ -1,7 +1,6 @@
 """The cases on which FusedPool and FusedResize must equal their references, on every provider.
 
-A case is one node, the shape of its input and what stands in it. Inputs come from a seed, the expectation from the
-float64 reference. `check` compares; its docstring derives the tolerance.
+A case is one node, the shape of its input and what stands in it.
 """
 
 import math

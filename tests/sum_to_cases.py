@@ -1,7 +1,6 @@
 """The cases on which FusedSumTo must equal its reference, on every provider.
 
 A case is a program, the shapes of its inputs and what stands in them.
-`check` compares; its docstring derives the tolerance.
 """
 
 from dataclasses import dataclass

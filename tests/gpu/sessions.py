@@ -111,7 +111,10 @@ def check_replays(case, count=3):
 
 
 def check_threads(model, trial_of, threads=8):
-  """Threads run one session, each with a trial of its own, new to the session, and get the same bits in each run."""
+  """Threads run one session, each with a trial of its own, new to the session, and get the same bits in each run.
+
+  Of tests half of the trials have shapes of their own, half the same.
+  """
   session = make(model)
 
   def work(number):

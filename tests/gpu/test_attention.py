@@ -178,7 +178,6 @@ def test_new_shapes_under_capture_are_refused():
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
 
   def trial(number):
     sizes = (4, 200, 200) if number % 2 else (1 + number, 7 * number + 1, 33)

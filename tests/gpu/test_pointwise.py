@@ -220,7 +220,6 @@ def test_new_shapes_under_capture_are_refused():
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(CHAIN, "float16")
 
   def trial_of(number):

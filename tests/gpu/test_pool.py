@@ -168,7 +168,6 @@ def test_new_shapes_under_capture_are_refused():
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
 
   def trial_of(number):
     shape = (4, 112, 112, 24) if number % 2 else (3 + number, 17, 33, (8, 64, 7, 120)[number // 2 % 4])

@@ -267,7 +267,6 @@ def test_a_cuda_graph_gives_the_same_bits(case):
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
   session = make(nd("t", (1, 1), (1, 1), reduction="add").model([["n", "w"], ["k", 1], ["k", "w"]]))
 
   def work(number):

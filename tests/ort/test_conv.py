@@ -238,7 +238,6 @@ def test_a_wrong_node_is_refused(name):
 
 
 def test_many_threads_run_one_session():
-  """Each with shapes and values of its own, over and over: the same bits every time."""
   attributes = {"auto_pad": "SAME_UPPER", "strides": [2, 2]}
   first = Case("threads", typed(BIAS_RELU, "float"), ((1, 6, 9, 9), (8, 6, 3, 3), (8, 1, 1)), attributes)
   session = make(first.model([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)]))

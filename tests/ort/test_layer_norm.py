@@ -265,7 +265,6 @@ def test_a_tampered_program_never_crashes(seed):
 
 
 def test_many_threads_run_one_session():
-  """Each with shapes and values of its own, over and over: the same bits every time."""
   text = typed(RESIDUAL, "float")
   session = make(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]))
 

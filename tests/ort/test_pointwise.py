@@ -185,7 +185,6 @@ def test_a_wrong_node_is_refused(name):
 
 
 def test_many_threads_run_one_session():
-  """Each with shapes and values of its own, over and over: the same bits every time."""
   text = typed(LERP, "float")
   session = make(model_of(text, [("n", "h"), ("n", "h"), ("h",)]))
 
