@@ -137,7 +137,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 def reference(
   node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-  """The outputs in NumPy, computed in float64; `rounded`: Y in Q's dtype. See reference.py.
+  """`rounded`: Y in Q's dtype. See reference.py.
 
   What is rotated is rounded to Q's dtype in either case, so that present_key and present_value have that dtype.
   """

@@ -36,7 +36,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Attention:
-  """A node's attributes, checked, with the defaults filled in."""
+  """A node's attributes, checked and complete."""
 
   where: str  # for errors
   qkv_dtype: str  # of Q, K, V and Y, as programs name it

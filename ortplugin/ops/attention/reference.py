@@ -1,4 +1,4 @@
-"""FusedAttention in NumPy, in float64: what the kernels and the decomposition are compared with."""
+"""FusedAttention in NumPy, in float64."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Convolutions and their gradients in NumPy, in float64: what kernels, decompositions and rewrites are compared with.
+"""Convolutions and their gradients in NumPy, in float64.
 
 A convolution ties a small tensor s [N, A, o..] to a large one l [N, B, i..] through weights w [A, B/group, k..]:
 

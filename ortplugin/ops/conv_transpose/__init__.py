@@ -59,7 +59,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The outputs in NumPy, computed in float64; see reference.py."""
+  """See reference.py."""
   return reference_module.conv_transpose(attributes_of(node), read_epilogue(node), inputs, rounded)
 
 

@@ -47,7 +47,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class LSTM:
-  """A node's attributes, checked, with the defaults filled in."""
+  """A node's attributes, checked and complete."""
 
   where: str  # for errors
   hidden: int
@@ -160,7 +160,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 def reference(
   node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-  """The outputs in NumPy, computed in float64; `rounded`: in the node's dtype. See reference.py."""
+  """`rounded`: in the node's dtype. See reference.py."""
   lstm = attributes_of(node)
   infer_shapes(node, [TensorType(each.dtype, each.shape) for each in inputs])
   reverse = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[lstm.direction]

@@ -26,7 +26,7 @@ NAME = "FusedPointwise"
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  """The node's program, checked against its inputs and outputs."""
   program = read_program(node)
   if program.core is not None:
     raise ModelError(f"node '{node.name}' ({NAME}): the program holds a {program.core.op}; it must be pointwise")
@@ -48,7 +48,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The outputs in NumPy, computed in float64; see reference.py."""
+  """See reference.py."""
   return reference_module.pointwise(program_of(node), inputs, rounded)
 
 

@@ -46,7 +46,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Pool:
-  """A node's attributes, checked, with the defaults filled in. Lists are empty for a global kind."""
+  """A node's attributes, checked and complete. Lists are empty for a global kind."""
 
   where: str  # for errors
   kind: str
@@ -214,7 +214,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The output in NumPy, computed in float64; `rounded`: in X's dtype. See reference.py."""
+  """`rounded`: in X's dtype. See reference.py."""
   pool = attributes_of(node)
   (x,) = inputs
   out_shape(pool, x.shape)

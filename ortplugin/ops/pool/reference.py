@@ -1,4 +1,4 @@
-"""FusedPool and FusedResize in NumPy, in float64: what the kernels and the decompositions are compared with."""
+"""FusedPool and FusedResize in NumPy, in float64."""
 
 import functools
 import itertools

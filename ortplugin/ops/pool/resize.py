@@ -44,7 +44,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Resize:
-  """A node's attributes, checked, with the defaults filled in. Of sizes and scales one is empty."""
+  """A node's attributes, checked and complete. Of sizes and scales one is empty."""
 
   where: str  # for errors
   mode: str
@@ -154,7 +154,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The output in NumPy, computed in float64; `rounded`: in X's dtype. See reference.py."""
+  """`rounded`: in X's dtype. See reference.py."""
   resize = attributes_of(node)
   (x,) = inputs
   at = []

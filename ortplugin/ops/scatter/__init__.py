@@ -55,7 +55,7 @@ _INPUTS = {
 
 @dataclass(frozen=True)
 class Scatter:
-  """A node's attributes, checked, with the defaults filled in."""
+  """A node's attributes, checked and complete."""
 
   reduction: str = "none"
   algorithm: str = "auto"

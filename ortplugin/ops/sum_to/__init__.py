@@ -37,7 +37,7 @@ _WIDE = {"float16": "float", "bfloat16": "float", "uint32": "int64", "uint64": "
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  """The node's program, checked against its inputs and outputs."""
   program = read_program(node)
   reason = why_no_sum(program)
   if reason:
@@ -129,7 +129,7 @@ def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The outputs in NumPy, computed in float64; see reference.py."""
+  """See reference.py."""
   return reference_module.sum_to(program_of(node), inputs, rounded)
 
 

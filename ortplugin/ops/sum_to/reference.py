@@ -1,4 +1,4 @@
-"""FusedSumTo in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
+"""FusedSumTo in NumPy, in float64."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,7 @@ def sum_to(program: Program, inputs: Sequence[Array], rounded: bool = True) -> l
   """The outputs of a FusedSumTo with this program.
 
   Floating values are float64 throughout; a Cast to float16, bfloat16 or float rounds. Integers have their own dtype
-  and wrap. `rounded`: each output has its result's dtype; otherwise floating outputs are float64 before that last
-  rounding, which is what a tolerance is measured from. Raises ValueError if the inputs are not as many as the
-  parameters or do not broadcast.
+  and wrap. Raises ValueError if the inputs are not as many as the parameters or do not broadcast.
   """
   shape = np.broadcast_shapes(*(np.shape(array) for array in inputs))
   sums: set[str] = set()

@@ -29,7 +29,7 @@ TO_THE_END = 2**63 - 1
 
 @dataclass(frozen=True)
 class Transposition:
-  """A node's attributes, checked, with the defaults filled in."""
+  """A node's attributes, checked and complete."""
 
   where: str  # for errors
   perm: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""FusedTranspose in NumPy: what the kernels, the decomposition and the rewrites are compared with.
+"""FusedTranspose in NumPy.
 
 y = Transpose(x[starts : ends])
 """
