@@ -11,7 +11,7 @@ own:
 Columns are microseconds of FusedAttention inside ONNX Runtime and of PyTorch's flash, cuDNN and memory-efficient
 backends, of which one that does not take the case has none. Tensors lie as linear layers write them, heads inside rows,
 on both sides. FLOPs are those of the two products, of pairs that causal attention sees only. Every output is compared
-with float32. Writes results/attention.json.xz, where rows replace those of their case; --readme fills the tables.
+with float32. Rows of the results replace those of their case.
 
     python benchmarks/attention.py                                         # both tables
     python benchmarks/attention.py --only networks

@@ -16,12 +16,9 @@ for it. Some rows have one kernel of cuDNN's on both sides, and in one process e
 one the other, which seems to depend on where the tensors lie. So for the last column, ours alone and tuned over
 PyTorch's transposed convolution, all tensors of these two are allocated anew, PLACES times: median and quartiles of the
 ratios in all rounds. Every step has tensors of its own. The outputs of the first place are compared with PyTorch's in
-float32 without TF32. Writes results/conv_transpose.json.xz; --readme fills the table in docs/benchmarks.md from the
-results.
+float32 without TF32.
 
-    python benchmarks/conv_transpose.py                 measure, write, print
     python benchmarks/conv_transpose.py --layers 5 8    some; their rows replace earlier ones
-    python benchmarks/conv_transpose.py --from benchmarks/results/conv_transpose.json.xz --readme    no measuring
 """
 
 import itertools

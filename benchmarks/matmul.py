@@ -10,8 +10,8 @@ own, weights too:
 
 Columns are microseconds of FusedMatMul inside ONNX Runtime, alone and with all of the program, and with --tuned the
 fastest of the algorithms that --tune would try; of PyTorch's F.linear without a bias, with all that follows as its own
-operators, and, where cuBLASLt has that in its epilogue, by one call. Every output is compared with float64. Writes
-results/matmul.json.xz, where rows replace earlier ones of their case; --readme fills the tables.
+operators, and, where cuBLASLt has that in its epilogue, by one call. Every output is compared with float64. Rows
+of the results replace earlier ones of their case.
 
     python benchmarks/matmul.py                                                 # both tables
     python benchmarks/matmul.py --only networks --tuned 12

@@ -3,10 +3,7 @@
 The step of models/mnist_training.py (forward, all gradients, SGD) after `optimize-model`, in ONNX Runtime with a CUDA
 graph, against PyTorch's eager operators, captured in a CUDA graph too, so that only the GPU's time counts: cuDNN's
 search on, no TF32. A third column is our step without the biases' gradients. Loss and updated parameters of both sides
-are compared. Writes results/mnist.json.xz; --readme fills the table in docs/benchmarks.md from the results.
-
-    python benchmarks/mnist.py                 measure, write, print
-    python benchmarks/mnist.py --from benchmarks/results/mnist.json.xz --readme    no measuring
+are compared.
 """
 
 import sys

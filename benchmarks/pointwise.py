@@ -5,12 +5,7 @@
 b has the shape of x, or is a row, a column, a scalar or [N, 1, H, W] beside [N, C, H, W]. Measures, in one run:
 FusedPointwise inside ONNX Runtime, ONNX Runtime's own operators, and where PyTorch is there its eager mode,
 `torch.compile` and a device copy, scaled to the bytes that the program must move. Every step has tensors of its own, so
-that nothing is found in a cache. Checks every output against float64 in the same run. Writes results/pointwise.json.xz;
---readme fills the table in docs/benchmarks.md from the results.
-
-    python benchmarks/pointwise.py            measure, write, print
-    python benchmarks/pointwise.py --readme   the same, then fill docs/benchmarks.md
-    python benchmarks/pointwise.py --from benchmarks/results/pointwise.json.xz --readme    no measuring
+that nothing is found in a cache. Checks every output against float64 in the same run.
 """
 
 import math

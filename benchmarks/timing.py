@@ -268,12 +268,22 @@ def fill_readme(name, table):
   raise SystemExit(f"neither README.md nor docs/benchmarks.md has {opening} ... {closing}")
 
 
+COMMANDS = """Writes its results into benchmarks/results, from which --readme fills the tables in docs/benchmarks.md:
+
+    python benchmarks/NAME.py                                                     measure, write, print
+    python benchmarks/NAME.py --readme                                            the same, then fill docs/benchmarks.md
+    python benchmarks/NAME.py --from benchmarks/results/NAME.json.xz --readme     no measuring
+"""
+
+
 def arguments(doc, options):
   """A benchmark's command line: its own options, {"--flag": what add_argument takes}, and those of all.
 
   `source` is what --from names, or None.
   """
-  parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=doc, epilog=COMMANDS, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   for flag, given in options.items():
     parser.add_argument(flag, **given)
   parser.add_argument("--readme", action="store_true", help="fill the table in README.md or docs/benchmarks.md")
