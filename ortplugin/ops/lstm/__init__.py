@@ -13,13 +13,12 @@ Errors: another dtype, an attribute that is none of these, shapes that do not fi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
+from ...arrays import Array
 from ...errors import ModelError
 from ...graph import Dim, Shape, TensorType, show
 from ...graph.conv_geometry import LARGEST
@@ -157,9 +156,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return b.nodes
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """`rounded`: in the node's dtype. See reference.py."""
   lstm = attributes_of(node)
   infer_shapes(node, [TensorType(each.dtype, each.shape) for each in inputs])

@@ -164,7 +164,7 @@ def test_an_identity_between_fixed_names_stays(nodes):
   ],
 )
 def test_kept(node):
-  rows, columns = 6 if "Concat" in node else 3, 3 if "{3, 3}" in node else 4
+  rows, columns = 6 if "Concat" in node else 3, 3 if "{3,3}" in node else 4
   assert_unchanged(
     f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}", [REMOVE_IDENTITIES]
   )
