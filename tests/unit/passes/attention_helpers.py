@@ -2,8 +2,7 @@
 
 import onnx
 import pytest
-from onnx_models import all_attributes, nodes_of
-from pass_helpers import assert_close, model, restore, run, run_pass, seeded
+from pass_helpers import all_attributes, assert_close, model, nodes_of, restore, run, run_pass, seeded
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 from ortplugin.passes.attention import attention_operators, core

@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from ml_dtypes import bfloat16
-from onnx_models import annotated, parsed
-from onnx_models import parametrize as parametrize
+from onnx_models import add_weights, all_attributes, annotated, built, nodes_of, parametrize, parsed  # noqa: F401
 
 from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.export import export_model

@@ -4,8 +4,7 @@ one."""
 import numpy as np
 import pytest
 from attention_helpers import attentions, attributes, graph, in_float  # noqa: F401, a fixture
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, operators, parametrize, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ATTENTION_CACHE, ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 

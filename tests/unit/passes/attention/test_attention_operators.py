@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from attention_helpers import attributes, fused, in_float  # noqa: F401
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, parametrize
+from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize
 
 from ortplugin.optimizer.pipeline import FUSE_ATTENTION
 

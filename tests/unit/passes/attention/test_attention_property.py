@@ -6,8 +6,7 @@ from attention_helpers import assert_equal, attentions, feeds, in_float  # noqa:
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from onnx_models import built
-from pass_helpers import operators, run_pass
+from pass_helpers import built, operators, run_pass
 from sample import examples
 
 from ortplugin.optimizer.pipeline import FUSE_ATTENTION, MERGE_PRODUCTS

@@ -4,8 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, attributes, feeds, fused, graph, in_float  # noqa: F401
-from onnx_models import add_weights, nodes_of
-from pass_helpers import assert_unchanged, operators, parametrize, restore, run, run_pass
+from pass_helpers import add_weights, assert_unchanged, nodes_of, operators, parametrize, restore, run, run_pass
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 

@@ -5,8 +5,7 @@ import onnx
 import pytest
 from attention_helpers import attributes, fused, graph, in_float  # noqa: F401
 from onnx import numpy_helper
-from onnx_models import add_weights
-from pass_helpers import operators, parametrize, reasons, run_pass, seeded
+from pass_helpers import add_weights, operators, parametrize, reasons, run_pass, seeded
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from attention_helpers import attentions, graph, in_float  # noqa: F401, a fixture
 from onnx import numpy_helper
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, parametrize, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, ROTATED_ROWS
 

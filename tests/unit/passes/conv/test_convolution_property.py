@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from onnx_models import built
-from pass_helpers import operators, run_same
+from pass_helpers import built, operators, run_same
 from sample import examples
 
 from ortplugin.optimizer.pipeline import FOLD_BATCH_NORM, FOLD_PAD, SUM_TO_ADD

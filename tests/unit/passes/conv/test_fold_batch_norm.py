@@ -2,8 +2,7 @@
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import built
-from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
+from pass_helpers import assert_unchanged, built, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FOLD_BATCH_NORM
 from ortplugin.passes.conv.weights import COPY_BYTES

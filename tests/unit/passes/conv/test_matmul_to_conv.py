@@ -4,8 +4,7 @@ import onnx
 import pytest
 from layout_helpers import constant
 from onnx import helper
-from onnx_models import all_attributes
-from pass_helpers import assert_unchanged, lines, model, programs, run_pass, run_same
+from pass_helpers import all_attributes, assert_unchanged, lines, model, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_LAYER_NORM, MATMUL_TO_CONV
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import onnx
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, parametrize, run_same
+from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import MERGE_DEPTHWISE, MERGE_DEPTHWISE_ON_GPU
 

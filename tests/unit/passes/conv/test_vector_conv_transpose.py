@@ -1,8 +1,7 @@
 """Transposed convolutions of one pixel that become products of matrices."""
 
 from layout_helpers import constant
-from onnx_models import all_attributes, nodes_of
-from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
+from pass_helpers import all_attributes, assert_unchanged, model, nodes_of, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import (
   CHANNELS_LAST_ALWAYS,

@@ -3,8 +3,7 @@
 import numpy as np
 import onnx
 import onnx.reference
-from onnx_models import all_attributes
-from pass_helpers import model, operators, parametrize, reasons, run_pass
+from pass_helpers import all_attributes, model, operators, parametrize, reasons, run_pass
 
 from ortplugin.ops.pool.resize import OPERATOR
 from ortplugin.optimizer.pipeline import FUSE_RESIZE

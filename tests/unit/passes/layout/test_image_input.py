@@ -1,8 +1,7 @@
 """image-input: the first convolution reads its image with channels first."""
 
 import pytest
-from onnx_models import all_attributes, nodes_of
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import all_attributes, assert_unchanged, model, nodes_of, operators, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, IMAGE_INPUT
 

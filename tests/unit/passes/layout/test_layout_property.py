@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
-from onnx_models import built, nodes_of
-from pass_helpers import assert_close, restore, run
+from pass_helpers import assert_close, built, nodes_of, restore, run
 from sample import examples
 
 from ortplugin.optimizer import run_passes, select_passes

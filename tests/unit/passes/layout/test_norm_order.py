@@ -1,8 +1,7 @@
 """Norms that read rows in the order that steps beside them put rows in, and steps that must stay."""
 
 import numpy as np
-from onnx_models import add_weights, nodes_of
-from pass_helpers import model, operators, parametrize, reasons, run_pass, run_same
+from pass_helpers import add_weights, model, nodes_of, operators, parametrize, reasons, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, NORM_EPILOGUE, NORM_ORDER, NORM_PROLOGUE, ROW_ORDER
 

@@ -3,8 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx_models import add_weights, nodes_of
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import add_weights, assert_unchanged, model, nodes_of, run_same
 
 from ortplugin.optimizer.pipeline import PADDED_ORDER
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 from onnx import TensorProto, helper
-from onnx_models import built, nodes_of
-from pass_helpers import operators, parametrize, run_pass
+from pass_helpers import built, nodes_of, operators, parametrize, run_pass
 
 from ortplugin.ops import find
 from ortplugin.optimizer.pipeline import POOL_PRECISION

@@ -1,8 +1,7 @@
 """Rows in another order, by several steps: rolled images, windows, merged patches."""
 
 import numpy as np
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ROW_ORDER
 

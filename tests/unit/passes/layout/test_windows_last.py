@@ -3,8 +3,7 @@
 import numpy as np
 from layout_helpers import FP16
 from onnx import helper
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST, DEAD_NODES, FORBID_TF32, FUSE_CONV, WINDOWS_LAST
 

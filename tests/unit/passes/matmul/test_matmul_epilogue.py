@@ -2,8 +2,16 @@
 
 import numpy as np
 from matmul_helpers import inputs_of, weighted
-from onnx_models import add_weights
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, parametrize, programs, run_pass
+from pass_helpers import (
+  add_weights,
+  assert_same_outputs,
+  assert_unchanged,
+  lines,
+  operators,
+  parametrize,
+  programs,
+  run_pass,
+)
 
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, MATMUL_EPILOGUE, MATMUL_TO_FUSED, NORM_PROLOGUE
 

@@ -4,8 +4,7 @@ import numpy as np
 import onnx
 from matmul_helpers import attribute, constant, inputs_of, weighted
 from onnx import helper, numpy_helper
-from onnx_models import add_weights
-from pass_helpers import assert_same_outputs, assert_unchanged, parametrize, run_pass, run_same
+from pass_helpers import add_weights, assert_same_outputs, assert_unchanged, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MatMulToFused

@@ -2,8 +2,7 @@
 
 import onnx
 from matmul_helpers import attribute, inputs_of, weighted
-from onnx_models import nodes_of
-from pass_helpers import assert_unchanged, operators, parametrize, programs, run_pass, run_same
+from pass_helpers import assert_unchanged, nodes_of, operators, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import (
   ALLOW_TF32,

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx_models import annotated
 from pass_helpers import (
+  annotated,
   assert_same_outputs,
   assert_unchanged,
   lines,

@@ -4,8 +4,9 @@ import re
 
 import numpy as np
 import onnx
-from onnx_models import add_weights, annotated
 from pass_helpers import (
+  add_weights,
+  annotated,
   assert_same_outputs,
   assert_same_values,
   assert_unchanged,

@@ -4,8 +4,7 @@ passes make of them computes the same."""
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx_models import add_weights
-from pass_helpers import model, run_same
+from pass_helpers import add_weights, model, run_same
 from sample import examples
 
 from ortplugin.optimizer import PIPELINE

@@ -1,8 +1,16 @@
 """Scatters between Transposes, as the dynamo exporter writes those on an inner axis."""
 
 import numpy as np
-from onnx_models import add_weights, all_attributes
-from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
+from pass_helpers import (
+  add_weights,
+  all_attributes,
+  assert_unchanged,
+  model,
+  operators,
+  parametrize,
+  run_pass,
+  run_same,
+)
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, REMOVE_IDENTITIES, SCATTER_TRANSPOSE, UPDATE_SLICE
 

@@ -3,8 +3,8 @@
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from onnx_models import add_weights
 from pass_helpers import (
+  add_weights,
   assert_same_outputs,
   assert_same_values,
   assert_unchanged,

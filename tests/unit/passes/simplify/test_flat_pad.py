@@ -2,8 +2,7 @@
 
 import numpy as np
 from onnx import numpy_helper
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, parametrize, run_same
+from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import FLAT_PAD
 

@@ -1,8 +1,7 @@
 """Constants that repeat."""
 
 import numpy as np
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FOLD_CONSTANTS, REPEATED_CONSTANTS
 

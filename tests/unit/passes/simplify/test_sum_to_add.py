@@ -1,7 +1,6 @@
 """Sums of one and two tensors."""
 
-from onnx_models import parsed
-from pass_helpers import assert_unchanged, model, parametrize, run_same
+from pass_helpers import assert_unchanged, model, parametrize, parsed, run_same
 
 from ortplugin.optimizer.pipeline import SUM_TO_ADD
 

@@ -1,8 +1,7 @@
 """And, Or and Where that a constant decides."""
 
 import numpy as np
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, parametrize, run_same
+from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import UNIFORM_CONDITIONS
 
