@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 from node_cases import OPSET, typed
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx_models import built, infos, parametrize
 from pointwise_cases import (
   CASES,
@@ -33,7 +33,7 @@ from ort.host import (
   run,
   run_decomposed,
 )
-from ort.refusals import wrong_programs
+from ort.refusals import wrong_programs, wrong_texts
 from ortplugin.program import INTEGERS
 
 
@@ -159,18 +159,11 @@ RELU = "(float x) => (float y) { y = Relu(x) }"
 SUM = typed(SUM_RELU, "float")
 UNKNOWN = ("n", "m")
 WRONG = {
-  "no program": wrong("program", None),
-  "a number for a program": wrong("type", 5),
-  "an empty program": wrong("line 1, column 1: found the end of the text, expected '('", ""),
+  **wrong_texts(wrong, RELU, SUM),
   "a text too long": wrong("70000 characters", "(" * 70000),
   "too many parameters": wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
   "a norm": wrong("LayerNormalization", RELU.replace("Relu", "LayerNormalization")),
   "a sum": wrong("SumTo", RELU.replace("Relu", 'SumTo<axes="0">')),
-  "another dtype": wrong("is float16 but the program's parameter 'x' is float", RELU, dtypes=(TensorProto.FLOAT16,)),
-  "strings": wrong("input 0 is string", RELU, dtypes=(TensorProto.STRING,)),
-  "an input too many": wrong("1 parameters, the node 2 inputs", RELU, ((2, 3), (3,))),
-  "an input too few": wrong("2 parameters, the node 1 inputs", SUM),
-  "an output too many": wrong("1 results, the node 2 outputs", RELU, outputs=("y", "z")),
   "operands that do not broadcast": wrong("do not broadcast", SUM, ((2, 3), (4,))),
   "operands that do not broadcast at the run": wrong("do not broadcast", SUM, (UNKNOWN, UNKNOWN), fed=((2, 3), (2, 4))),
 }
