@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 from onnx_models import all_attributes, built
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, parametrize, programs, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, lines, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_CONV
 
@@ -112,9 +112,9 @@ def test_dynamic_spatial_dimensions():
 
 
 def test_in_a_body():
-  original = model("""g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1,2,3,4}> {
+  original = """g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1,2,3,4}> {
       y = If(c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv(x, w) },
-                  else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides=[1,1]>(x, w) }> }""")
+                  else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides=[1,1]>(x, w) }> }"""
   run_same(original, FUSE_CONV, changes=2)
 
 
@@ -149,8 +149,8 @@ def test_near_misses(original, fragment):
 
 
 def test_an_unknown_rank_stays():
-  original = model("""g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
-    x = Reshape(v, shape)  y = Conv(x, w) }""")
+  original = """g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
+    x = Reshape(v, shape)  y = Conv(x, w) }"""
   assert_unchanged(original, [FUSE_CONV], "the rank of 'x' is unknown")
 
 

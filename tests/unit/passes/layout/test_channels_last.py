@@ -143,7 +143,7 @@ def test_float_that_a_cpu_is_fast_at(nodes):
   """Beside what it is slow at: groups of one channel, whole images that are gathered, and their colours."""
   constants = f"{W}, float[4,1,3,3] d = {{{', '.join(map(str, VALUES[:36]))}}}, int64[2] order = {{1, 0}}, "
   constants += "int64[4] colours = {2,1,0,3}"
-  original = model(f"g (float[2,4,7,7] x) => (float[A,4,B,C] y) <{constants}> {{ {nodes} }}")
+  original = f"g (float[2,4,7,7] x) => (float[A,4,B,C] y) <{constants}> {{ {nodes} }}"
   optimized, _ = run_same(original, FUSE_CONV, CHANNELS_LAST)
   assert {attribute(each, "layout") for each in optimized.graph.node if each.op_type == "FusedConv"} == {b"NHWC"}
 
@@ -424,6 +424,6 @@ def test_where_a_region_ends(nodes):
 
 
 def test_a_kernel_of_unknown_size():
-  original = model("g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }")
+  original = "g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }"
   before, _ = run_pass(original, FUSE_CONV)
   assert_unchanged(before, [CHANNELS_LAST_ALWAYS], "or kernel of its weights, or of an operand, is unknown")

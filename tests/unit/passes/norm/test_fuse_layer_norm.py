@@ -123,7 +123,7 @@ OPERATOR = "g (float[N,M,8] x, float[8] gamma, float[8] beta) => (float[N,M,8] y
 
 
 def test_the_operator():
-  original = model(OPERATOR + "{ y = LayerNormalization<epsilon=1e-6>(x, gamma, beta) }")
+  original = OPERATOR + "{ y = LayerNormalization<epsilon=1e-6>(x, gamma, beta) }"
   optimized, result = run_same(original, FUSE_LAYER_NORM, into=["FusedLayerNorm"])
   assert programs(optimized) == [
     "(float x, float gamma, float beta) => (float y) {\n"
@@ -148,13 +148,13 @@ def test_the_operator_without_bias_and_with_empty_outputs():
 
 @parametrize("dtype", ["float16", "double"])
 def test_other_dtypes(dtype):
-  original = model((OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", dtype))
+  original = (OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", dtype)
   optimized, _ = run_same(original, FUSE_LAYER_NORM)
   assert programs(optimized)[0].startswith(f"({dtype} x, {dtype} gamma, {dtype} beta) => ({dtype} y)")
 
 
 def test_bfloat16_is_recognised():
-  original = model((OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", "bfloat16"))
+  original = (OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", "bfloat16")
   optimized, _ = run_pass(original, FUSE_LAYER_NORM)
   assert programs(optimized)[0].startswith("(bfloat16 x, bfloat16 gamma, bfloat16 beta) => (bfloat16 y)")
 
@@ -206,7 +206,7 @@ def test_inside_a_branch():
 
 
 def test_the_limit_stops_after_so_many():
-  original = model(
+  original = (
     OPERATOR
     + """{
     a = LayerNormalization(x, gamma, beta)  b = Sin(a)  c = LayerNormalization(b, gamma, beta)
@@ -269,20 +269,20 @@ def test_a_mean_of_something_else_does_not_match():
 
 
 def test_integers_do_not_match():
-  original = model("""g (int32[N,M,8] x) => (int32[N,M,8] y) {
+  original = """g (int32[N,M,8] x) => (int32[N,M,8] y) {
     epsilon = int32 {1}
     mean = ReduceMean<axes=[-1]>(x)  d = Sub(x, mean)  square = Mul(d, d)
     variance = ReduceMean<axes=[-1]>(square)  shifted = Add(variance, epsilon)
-    wide = Cast<to=1>(shifted)  root = Sqrt(wide)  narrow = Cast<to=6>(root)  y = Div(d, narrow) }""")
+    wide = Cast<to=1>(shifted)  root = Sqrt(wide)  narrow = Cast<to=6>(root)  y = Div(d, narrow) }"""
   assert_unchanged(original, [FUSE_LAYER_NORM])
 
 
 def test_a_cast_that_truncates_stays():  # RELIABILITY 17
   """Casts through an integer dtype or a narrower floating one are no part of a normalisation."""
-  original = model(graph(
+  original = graph(
     EPSILON, MEAN, "narrow = Cast<to=10>(d)  square = Mul(narrow, narrow)",
     "mean_square = ReduceMean<axes=[-1]>(square)  variance = Cast<to=1>(mean_square)", ROOT,
-      "y = Div(d, root)"))  # fmt: skip
+      "y = Div(d, root)")  # fmt: skip
   assert_unchanged(original, [FUSE_LAYER_NORM], "loses precision, going through float16")
 
 
@@ -320,7 +320,7 @@ def test_an_overridable_epsilon_stays():  # RELIABILITY 11
 
 
 def test_the_normalised_value_may_be_an_output_and_the_input_too():  # RELIABILITY 12
-  original = model(f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] x) {{ {INTERIOR} }}")
+  original = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] x) {{ {INTERIOR} }}"
   run_same(original, FUSE_LAYER_NORM, into=["FusedLayerNorm"])
 
 
@@ -412,7 +412,7 @@ def test_a_residual_that_may_be_longer_stays(op, fuse, x, residual, reason):
 
 
 def test_the_statistics_wanted_too_stay():
-  original = model(
+  original = (
     "g (float[N,M,8] x, float[8] gamma) => (float[N,M,8] y, float[N,M,1] mean) "
     "{ y, mean = LayerNormalization(x, gamma) }"
   )
@@ -420,7 +420,7 @@ def test_the_statistics_wanted_too_stay():
 
 
 def test_another_stash_type_stays():
-  original = model(OPERATOR + "{ y = LayerNormalization<stash_type=16>(x, gamma, beta) }")
+  original = OPERATOR + "{ y = LayerNormalization<stash_type=16>(x, gamma, beta) }"
   assert_unchanged(original, [FUSE_LAYER_NORM], "stash_type is 16; only 1, float32, is known")
 
 

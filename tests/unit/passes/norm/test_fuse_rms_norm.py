@@ -93,7 +93,7 @@ def test_the_cast_value_used_elsewhere():
       "y = Div(wide, root)  z = Sin(wide)",
     ]
   )
-  original = model(f"g (float16[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {nodes} }}")
+  original = f"g (float16[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {nodes} }}"
   _, result = run_same(original, FUSE_RMS_NORM, into=["Cast", "FusedLayerNorm", "Sin"])
   assert result.near_misses == ()
 

@@ -199,7 +199,7 @@ def test_it_runs_before_other_pointwise_operators_are_fused():
 
 
 def test_changes_may_be_limited():
-  original = model(graph(f"{GRADIENT}  dx = ReduceSum(g)", "float[N,8] dout, float[8] w", "float[1,1] dx"))
+  original = graph(f"{GRADIENT}  dx = ReduceSum(g)", "float[N,8] dout, float[8] w", "float[1,1] dx")
   for limit, ops in ((0, ["Sub", "Mul", "ReduceSum"]), (1, ["Sub", "FusedSumTo"]), (2, ["FusedSumTo"])):
     run_pass(original, FUSE_SUM_TO, limit=limit, into=ops, changes=limit)
 
@@ -319,13 +319,11 @@ def test_sums_of_other_shapes_stay_apart(case, first):
 
 def test_two_fused_sums_of_other_shapes_stay_apart():
   """x [a,b,c] and o [a,1,c]: the sum of o is of a program with several inputs, too."""
-  original = model(
-    graph(
-      "y = Mul(x, o)  s = ReduceSum(y, axes)  z = Mul(o, p)  u = ReduceSum(z, axes)",
-      "float[N,5,8] x, float[N,1,8] o, float[N,1,8] p",
-      "float[N,1,8] s, float[N,1,8] u",
-      "int64[1] axes = {1}",
-    )
+  original = graph(
+    "y = Mul(x, o)  s = ReduceSum(y, axes)  z = Mul(o, p)  u = ReduceSum(z, axes)",
+    "float[N,5,8] x, float[N,1,8] o, float[N,1,8] p",
+    "float[N,1,8] s, float[N,1,8] u",
+    "int64[1] axes = {1}",
   )
   run_same(original, FUSE_SUM_TO, into=["FusedSumTo", "FusedSumTo"])
 

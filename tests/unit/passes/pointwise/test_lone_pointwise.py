@@ -1,6 +1,6 @@
 """lone-pointwise: single operators become FusedPointwise, but for those that ONNX Runtime makes part of a neighbour."""
 
-from pass_helpers import assert_unchanged, lines, model, parametrize, programs, run_pass, run_same
+from pass_helpers import assert_unchanged, lines, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_POINTWISE, FUSE_SUM_TO, LONE_POINTWISE
 
@@ -51,15 +51,15 @@ def test_stays(text, why):
 
 
 def test_the_limit_counts_replacements():
-  original = model(f"g ({X}) => ({Y}) {{ a = Relu(x) s = Softmax(a) y = Exp(s) }}")
+  original = f"g ({X}) => ({Y}) {{ a = Relu(x) s = Softmax(a) y = Exp(s) }}"
   run_pass(original, LONE_POINTWISE, limit=1, into=["FusedPointwise", "Softmax", "Exp"])
 
 
 @parametrize("dtype, left", [("float", 1), ("float16", 3)])
 def test_what_onnx_runtime_folds_stays_but_in_half_precision(dtype, left):
   ones = ", ".join(["1"] * 72)
-  original = model(f"""g ({dtype}[2,4,9,9] x) => ({dtype}[2,2,7,7] y) <{dtype}[2,4,3,3] w = {{{ones}}}> {{
-    m = ReduceMean(w)  d = Sub(w, m)  n = Exp(d)  c = Conv(x, n)  y = Relu(c) }}""")
+  original = f"""g ({dtype}[2,4,9,9] x) => ({dtype}[2,2,7,7] y) <{dtype}[2,4,3,3] w = {{{ones}}}> {{
+    m = ReduceMean(w)  d = Sub(w, m)  n = Exp(d)  c = Conv(x, n)  y = Relu(c) }}"""
   for each in (FUSE_SUM_TO, FUSE_POINTWISE):
     assert bool(run_pass(original, each)[1].changes) is (each is FUSE_POINTWISE and dtype == "float16")
   run_pass(original, LONE_POINTWISE, changes=left)

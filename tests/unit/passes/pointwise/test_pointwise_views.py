@@ -125,6 +125,6 @@ def test_the_limit():
   text = graph(
     "a = Neg(x)  v = Reshape(a, to)  b = Abs(v)  shape = Shape(b)  e = Expand(s, shape)  y = Mul(b, e)", ", float[8] s"
   )
-  original = model(text)
+  original = text
   for limit, changes in ((0, 0), (1, 1), (2, 2)):
     run_same(original, POINTWISE_VIEWS, limit=limit, changes=changes)

@@ -127,8 +127,8 @@ def test_an_older_scatter_stays():
 
 def test_a_shape_that_is_changed_stays():
   """TorchScript writes shapes so; ONNX Runtime computes them on the host."""
-  original = model("""g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
-    at = {1}  t = ScatterElements(s, at, n)  y = Expand(x, t) }""")
+  original = """g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
+    at = {1}  t = ScatterElements(s, at, n)  y = Expand(x, t) }"""
   assert_unchanged(original, [FUSE_SCATTER])
 
 
@@ -295,19 +295,19 @@ def test_a_constant_index_that_was_only_repeated():
 
 def test_rows_of_columns():
   """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
-  original = model("""g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
+  original = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
     rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3,2}
     e = Expand(i, s)  a = {-1}  columns = Unsqueeze(e, a)
-    j = Concat<axis=-1>(rows, columns)  y = ScatterND(x, j, u) }""")
+    j = Concat<axis=-1>(rows, columns)  y = ScatterND(x, j, u) }"""
   optimized, _ = run_same(original, FUSE_SCATTER, DEAD_NODES, into=["Reshape", "ScatterElements"])
   assert ours(optimized)[0][1] == {"axis": 1}
 
 
 def test_pairs_that_belong_together_stay_tuples():
   """a[index, other] = v"""
-  original = model("""g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
+  original = """g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
     a = {-1}  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
-    j = Concat<axis=-1>(b, c)  y = ScatterND(x, j, u) }""")
+    j = Concat<axis=-1>(b, c)  y = ScatterND(x, j, u) }"""
   optimized, _ = run_same(original, FUSE_SCATTER)
   assert ours(optimized) == [("ScatterND", {})]
 
@@ -336,10 +336,10 @@ def test_nothing_to_do(text):
 
 
 def test_inside_bodies():
-  original = model("""g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
+  original = """g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
     n = int64 {2}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
-        d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }""")
+        d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }"""
   optimized, _ = run_same(original, FUSE_SCATTER, changes=1)
   assert ours(optimized.graph.node[-1].attribute[0].g) == [("ScatterND", {})]
 
@@ -348,8 +348,8 @@ def test_inside_bodies():
 def test_what_else_needs_the_data(op):
   """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
   i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
-  original = model(f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{
+  original = f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{
       a = Neg(x)  b = {op}(a, i, u)  w = {op}(x, i, u)  y = Add(b, w)
       z = If(c) <then_branch = t () => (float[3,4] p) {{ p = Abs(b) }},
-                  else_branch = e () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}""")
+                  else_branch = e () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}"""
   run_same(original, FUSE_SCATTER, changes=3)

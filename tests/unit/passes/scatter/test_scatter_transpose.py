@@ -94,7 +94,7 @@ def test_near_misses(case):
 
 @parametrize("more, outputs", [("", ", float[4,3,5] yt"), ("  z = Neg(yt)", ", float[4,3,5] z")])  # RELIABILITY 8, 9
 def test_a_result_that_is_needed_transposed(more, outputs):
-  original = model(
+  original = (
     f"g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y{outputs}) "
     "{ xt = Transpose<perm=[1,0,2]>(x)  ut = Transpose<perm=[1,0,2]>(u)  yt = ScatterND(xt, i, ut) "
     f" y = Transpose<perm=[1,0,2]>(yt){more} }}"
@@ -104,9 +104,9 @@ def test_a_result_that_is_needed_transposed(more, outputs):
 
 
 def test_transposed_data_that_something_else_reads():
-  original = model("""g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y, float[4,3,5] z) {
+  original = """g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y, float[4,3,5] z) {
     xt = Transpose<perm=[1,0,2]>(x)  ut = Transpose<perm=[1,0,2]>(u)  yt = ScatterND(xt, i, ut)
-    y = Transpose<perm=[1,0,2]>(yt)  z = Neg(xt) }""")
+    y = Transpose<perm=[1,0,2]>(yt)  z = Neg(xt) }"""
   optimized, _ = run_same(original, *PASSES)
   assert sorted(operators(optimized)) == ["Neg", "Reshape", "ScatterElements", "Transpose"]
 

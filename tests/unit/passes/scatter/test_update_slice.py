@@ -176,19 +176,19 @@ def test_one_index_at_run_time(rng):
 
 def test_a_loop_of_assignments():
   """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
-  original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
+  original = """g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
     n = int64 {3}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
         d = Identity(c)  f = Cast<to=1>(k)  v = Mul(u, f)  s = {1,1}
-        j = Reshape(k, s)  z = ScatterND(a, j, v) }> }""")
+        j = Reshape(k, s)  z = ScatterND(a, j, v) }> }"""
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES)
   assert operators(optimized.graph.node[-1].attribute[0].g)[-1] == "UpdateSlice"
   assert len([each for each in result.changes if each.rewrite == "update-slice"]) == 1
 
 
 def test_starts_of_int32():
-  original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
-    s = {3,1}  e = Expand(i, s)  y = ScatterElements<axis=1>(x, e, u) }""")
+  original = """g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
+    s = {3,1}  e = Expand(i, s)  y = ScatterElements<axis=1>(x, e, u) }"""
   run_same(original, UPDATE_SLICE, DEAD_NODES, into=["Cast", "Reshape", "UpdateSlice"])
 
 
@@ -232,10 +232,10 @@ def test_a_grid_of_ranges(steps, axes):
 
 
 def test_a_start_that_may_be_negative_stays():
-  original = model("""g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
+  original = """g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
     z = {0}  one = int64 {1}  su = Shape<end=1>(u)
     n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
-    a = {1}  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }""")
+    a = {1}  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }"""
   assert_unchanged(original, [UPDATE_SLICE], "may be negative, and its indices would go on at the other end")
 
 

@@ -7,9 +7,9 @@ from ortplugin.optimizer.pipeline import COMMON_SUBEXPRESSIONS
 
 
 def test_two_subs_of_old_torchscript():
-  original = model("""g (float[N,8] x) => (float[N,8] y) {
+  original = """g (float[N,8] x) => (float[N,8] y) {
     m1 = ReduceMean<axes=[-1]>(x)  d1 = Sub(x, m1)  m2 = ReduceMean<axes=[-1]>(x)  d2 = Sub(x, m2)
-    y = Mul(d1, d2) }""")
+    y = Mul(d1, d2) }"""
   _, result = run_same(original, COMMON_SUBEXPRESSIONS, into=["ReduceMean", "Sub", "Mul"])
   assert [each.nodes for each in result.changes] == [
     ("'m1' (ReduceMean)", "'m2' (ReduceMean)"),
@@ -18,8 +18,8 @@ def test_two_subs_of_old_torchscript():
 
 
 def test_equal_constants_are_the_same():
-  original = model("""g (float[N,8] x) => (float[N,8] y) <float a = {2}> {
-    b = float {2.0}  p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }""")
+  original = """g (float[N,8] x) => (float[N,8] y) <float a = {2}> {
+    b = float {2.0}  p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }"""
   run_same(original, COMMON_SUBEXPRESSIONS, into=["Pow", "Add"])
 
 
@@ -34,9 +34,9 @@ def test_biases_that_folding_copied(differ):
 
 
 def test_what_a_body_reads_is_followed():  # RELIABILITY 10
-  original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Sin(x)
+  original = """g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Sin(x)
       y = If(c) <then_branch = then () => (float[N] t) { t = Neg(a) },
-                  else_branch = otherwise () => (float[N] e) { e = Cos(b) }> }""")
+                  else_branch = otherwise () => (float[N] e) { e = Cos(b) }> }"""
   run_same(original, COMMON_SUBEXPRESSIONS, into=["Sin", "If"])
 
 

@@ -41,19 +41,19 @@ def test_folded(node):
 
 
 def test_the_shape_arithmetic_of_a_reshape():
-  original = model("""g (float[2,6] x) => (float[A,B] y) {
+  original = """g (float[2,6] x) => (float[A,B] y) {
     s = {2,6}  i = Constant<value_int=1>()  n = Gather(s, i)
     three = Constant<value_int=3>()  m = Div(n, three)  z = Constant<value_ints=[0]>()
     a = Unsqueeze(m, z)  b = Constant<value_ints=[-1]>()  shape = Concat<axis=0>(a, b)
-    y = Reshape(x, shape) }""")
+    y = Reshape(x, shape) }"""
   optimized, _ = run_same(original, FOLD_CONSTANTS, DEAD_NODES, into=["Reshape"])
   assert onnx.numpy_helper.to_array(optimized.graph.initializer[0]).tolist() == [2, -1]
 
 
 def test_inside_a_body_and_for_it():
-  original = model(f"""g (bool c0, float[2,3] x) => (float[2,3] y) {ONE} {{ f = Neg(c)
+  original = f"""g (bool c0, float[2,3] x) => (float[2,3] y) {ONE} {{ f = Neg(c)
       y = If(c0) <then_branch = then () => (float[2,3] t) {{ t = Add(x, f) }},
-                   else_branch = otherwise () => (float[2,3] e) {{ h = Abs(f)  e = Mul(h, f) }}> }}""")
+                   else_branch = otherwise () => (float[2,3] e) {{ h = Abs(f)  e = Mul(h, f) }}> }}"""
   run_same(original, FOLD_CONSTANTS, DEAD_NODES, into=["If"], changes=2)
 
 
@@ -246,8 +246,8 @@ def test_a_graph_output_stays():  # RELIABILITY 12
 
 
 def test_strings_stay():  # RELIABILITY 20
-  original = model("""g (int64 i) => (string y) { s = Constant<value_strings=["a", "b"]>()  t = Identity(s)
-    y = Gather(t, i) }""")
+  original = """g (int64 i) => (string y) { s = Constant<value_strings=["a", "b"]>()  t = Identity(s)
+    y = Gather(t, i) }"""
   assert_unchanged(original, [FOLD_CONSTANTS])
 
 
@@ -271,7 +271,7 @@ HUGE = {
 
 @parametrize("what", HUGE)
 def test_a_tiny_file_that_asks_for_a_huge_tensor(what):  # RELIABILITY 43
-  original = model(f"g (float x) => (float y) {{ {HUGE[what]}  z = ReduceMax<keepdims=0>(f)  y = Add(x, z) }}")
+  original = f"g (float x) => (float y) {{ {HUGE[what]}  z = ReduceMax<keepdims=0>(f)  y = Add(x, z) }}"
   tracemalloc.start()
   begin = time.process_time()
   assert_unchanged(original, [FOLD_CONSTANTS])
@@ -283,8 +283,8 @@ def test_a_tiny_file_that_asks_for_a_huge_tensor(what):  # RELIABILITY 43
 def test_many_small_ones_stop_at_the_total():  # RELIABILITY 43
   nodes = "  ".join(f"f{i} = Expand(o, s)  y{i} = Mul(f{i}, x)" for i in range(100))
   outputs = ", ".join(f"float[N] y{i}" for i in range(100))
-  original = model(f"""g (float x) => ({outputs}) {{ s = {{262144}}
-    o = float {{1.0}}  {nodes} }}""")
+  original = f"""g (float x) => ({outputs}) {{ s = {{262144}}
+    o = float {{1.0}}  {nodes} }}"""
   optimized, _ = run_pass(original, FOLD_CONSTANTS)
   assert operators(optimized).count("Expand") == 100 - 64  # of 1 MiB each
 

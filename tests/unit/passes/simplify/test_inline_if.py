@@ -68,38 +68,38 @@ def test_constants_of_the_branch_move_with_it(rng):
 
 def test_names_that_another_body_has_too():
   """Two Ifs may use the same names in their branches; outside each value has one of its own."""
-  original = model("""g (float[3,4] x) => (float[3,4] y) { c = bool {1}
+  original = """g (float[3,4] x) => (float[3,4] y) { c = bool {1}
         r = If(c) <then_branch = th () => (float[3,4] t) { b = Neg(x)  t = Neg(b) },
                     else_branch = el () => (float[3,4] e) { e = Abs(x) }>
         y = If(c) <then_branch = th2 () => (float[3,4] t) { b = Sin(r)  t = Exp(b) },
-                    else_branch = el2 () => (float[3,4] e) { e = Abs(r) }> }""")
+                    else_branch = el2 () => (float[3,4] e) { e = Abs(r) }> }"""
   run_same(original, INLINE_IF, into=["Neg", "Neg", "Sin", "Exp"], changes=2)
   run_same(original, INLINE_IF, limit=1, into=["Neg", "Neg", "If"])
 
 
 def test_several_outputs():
-  original = model("""g (float[3,4] x) => (float[3,4] y, float[3,4] z) { c = bool {0}
+  original = """g (float[3,4] x) => (float[3,4] y, float[3,4] z) { c = bool {0}
         y, s = If(c) <then_branch = th () => (float[3,4] t, float[3,4] u) { t = Neg(x)  u = Abs(x) },
                        else_branch = el () => (float[3,4] e, float[3,4] f) { f = Sin(x)  e = Exp(f) }>
-        z = Neg(s) }""")
+        z = Neg(s) }"""
   run_same(original, INLINE_IF, into=["Sin", "Exp", "Neg"])
 
 
 def test_inside_a_body():
-  original = model("""g (float[3,4] x) => (float[3,4] y) {
+  original = """g (float[3,4] x) => (float[3,4] y) {
         n = int64 {2}  o = bool {1}
         y = Loop(n, o, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) { d = Identity(c)
             p = bool {0}  z = If(p) <then_branch = th () => (float[3,4] t) { t = Neg(a) },
-                        else_branch = el () => (float[3,4] e) { e = Abs(a) }> }> }""")
+                        else_branch = el () => (float[3,4] e) { e = Abs(a) }> }> }"""
   optimized, _ = run_same(original, INLINE_IF)
   assert operators(optimized.graph.node[-1].attribute[0].g) == ["Identity", "Abs"]
 
 
 def test_an_output_of_another_shape_stays():
   """TorchScript declares the shape that the other branch would give, which the If hides."""
-  original = model("""g (float[3,4] x) => (float[12] y) { c = bool {0}
+  original = """g (float[3,4] x) => (float[12] y) { c = bool {0}
         y = If(c) <then_branch = th () => (float[12] t) { s = {-1}  t = Reshape(x, s) },
-                    else_branch = el () => (float[3,4] e) { e = Abs(x) }> }""")
+                    else_branch = el () => (float[3,4] e) { e = Abs(x) }> }"""
   assert_unchanged(original, [INLINE_IF])
 
 
@@ -115,8 +115,8 @@ def test_a_condition_that_a_caller_may_override_stays():  # RELIABILITY 11
 
 def test_an_output_that_the_branch_takes_from_outside_stays():
   """It would have to be two things by one name."""
-  original = model("""g (float[3,4] x) => (float[3,4] a, float[3,4] r) { c = bool {1}  a = Sin(x)
+  original = """g (float[3,4] x) => (float[3,4] a, float[3,4] r) { c = bool {1}  a = Sin(x)
         r = If(c) <then_branch = th () => (float[3,4] t) { t = Identity(a) },
-                    else_branch = el () => (float[3,4] e) { e = Abs(a) }> }""")
+                    else_branch = el () => (float[3,4] e) { e = Abs(a) }> }"""
   optimized, _ = run_pass(original, INLINE_IF, into=["Sin", "Identity"])
   assert [each.name for each in optimized.graph.output] == ["a", "r"]

@@ -1,6 +1,6 @@
 """Concats of more inputs than ONNX Runtime's CUDA kernel takes as arguments."""
 
-from pass_helpers import model, parametrize, run_pass, run_same
+from pass_helpers import parametrize, run_pass, run_same
 
 from ortplugin.passes.simplify.narrow_concat import MOST_INPUTS, NARROW_CONCAT
 
@@ -35,7 +35,7 @@ def test_dense_block():
   for count in range(2, 41):
     maps = ", ".join(["x", *(f"a{i}" for i in range(1, count))])
     layers.append(f"c{count} = Concat<axis=1>({maps})  a{count} = ReduceMean<axes=[1]>(c{count})")
-  original = model("g (float[2,3,4] x) => (float[2,1,4] a40) { " + "  ".join(layers) + " }")
+  original = "g (float[2,3,4] x) => (float[2,1,4] a40) { " + "  ".join(layers) + " }"
   optimized, _ = run_same(original, NARROW_CONCAT, changes=40 - MOST_INPUTS)
   assert widths(optimized) == [*range(2, 33), *range(2, 10)]
 
@@ -50,7 +50,7 @@ OTHERS = {
 
 @parametrize("other", OTHERS)
 def test_other_concats_are_no_beginning(other):
-  original = model(concat(33, before=OTHERS[other], shape="2,1,3", outputs="float[2,M,3] y, float[A,B,C] w"))
+  original = concat(33, before=OTHERS[other], shape="2,1,3", outputs="float[2,M,3] y, float[A,B,C] w")
   optimized, _ = run_same(original, NARROW_CONCAT)
   assert sorted(widths(optimized)) == sorted([2 if other != "one input" else 1, 32, 2])
 

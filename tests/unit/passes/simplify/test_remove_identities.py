@@ -31,7 +31,7 @@ START = "start = {0, 0}"
   ],
 )
 def test_removed(node):
-  original = model(f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}")
+  original = f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"
   run_same(original, REMOVE_IDENTITIES, into=["Sin", "Neg"], changes=1)
 
 
@@ -53,9 +53,9 @@ READ_IN_A_BODY = """y = If(c) <then_branch = then () => ({0}[N] t) {{ t = Identi
 def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
   """ONNX Runtime takes both out, too, but not for readers in bodies, which then find no value."""
   to = {name: int(onnx.TensorProto.DataType.Value(name.upper())) for name in (dtype, wide)}
-  original = model(f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
+  original = f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
     v = Cast<to={to[wide]}>(x)  {between}  b = Cast<to={to[dtype]}>({"w" if between else "v"})
-    {READ_IN_A_BODY.format(dtype)} }}""")
+    {READ_IN_A_BODY.format(dtype)} }}"""
   optimized, _ = run_pass(original, REMOVE_IDENTITIES, DEAD_NODES, into=["If"])
   if dtype != "bfloat16":  # of which ONNX Runtime takes no NumPy array
     feeds = random_feeds(optimized, rng)
@@ -64,15 +64,15 @@ def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
 
 @parametrize("end", ["y = Sqrt(b)", "y = Identity(b)"])
 def test_a_wider_form_stays_for_others(end):
-  original = model(f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
-    x = Abs(i)  v = Cast<to=1>(x)  z = Neg(v)  b = Cast<to=10>(v)  {end} }}""")
+  original = f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
+    x = Abs(i)  v = Cast<to=1>(x)  z = Neg(v)  b = Cast<to=10>(v)  {end} }}"""
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
 def test_a_slice_to_the_end_of_an_unknown_length():
-  original = model("""g (float[N,M] x) => (float[N,M] y) { v = {0}
-    w = {9223372036854775807}  b = Slice(x, v, w, v)  y = Neg(b) }""")
+  original = """g (float[N,M] x) => (float[N,M] y) { v = {0}
+    w = {9223372036854775807}  b = Slice(x, v, w, v)  y = Neg(b) }"""
   run_same(original, REMOVE_IDENTITIES, into=["Neg"])
 
 
@@ -111,21 +111,21 @@ def test_a_slice_of_attributes(start):
 
 
 def test_a_graph_output_keeps_its_name():
-  original = model("g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }")
+  original = "g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }"
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "Cos"])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
 def test_what_a_body_reads_is_followed():  # RELIABILITY 10
-  original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
+  original = """g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
       y = If(c) <then_branch = then () => (float[N] t) { t = Neg(b) },
-                  else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }""")
+                  else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }"""
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "If"])
   assert operators(optimized.graph.node[1].attribute[1].g) == ["Identity"]  # a body's output is not the outer value
 
 
 def test_of_a_constant():
-  original = model("g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }")
+  original = "g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }"
   run_same(original, REMOVE_IDENTITIES, into=["Mul"])
 
 
@@ -198,7 +198,7 @@ def test_an_overridable_training_mode_stays():  # RELIABILITY 11
 @parametrize("ceil, left", [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
 def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil, left):
   """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
-  original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1,1,1}}> {{
+  original = f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1,1,1}}> {{
     a = AveragePool<kernel_shape=[1], strides=[3], ceil_mode={ceil}>(x)  b = Reshape(a, one)
-    y = Neg(b) }}""")
+    y = Neg(b) }}"""
   run_same(original, REMOVE_IDENTITIES, into=left)

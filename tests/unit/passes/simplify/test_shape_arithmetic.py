@@ -76,12 +76,12 @@ def test_a_graph_output_stays():
 
 
 def test_a_size_that_overflows_stays():  # RELIABILITY 43
-  original = model("g (float[4294967296,4294967296] x) => (int64 y) { s = Size(x)  y = Neg(s) }")
+  original = "g (float[4294967296,4294967296] x) => (int64 y) { s = Size(x)  y = Neg(s) }"
   assert_unchanged(original, [SHAPE_ARITHMETIC])
 
 
 def test_inside_a_body():
-  original = model("""g (bool c, float[3,4] x) => (int64[2] y) {
+  original = """g (bool c, float[3,4] x) => (int64[2] y) {
       y = If(c) <then_branch = then () => (int64[2] t) { s = Shape(x)  t = Neg(s) },
-                  else_branch = otherwise () => (int64[2] e) { u = Shape(x)  e = Abs(u) }> }""")
+                  else_branch = otherwise () => (int64[2] e) { u = Shape(x)  e = Abs(u) }> }"""
   run_same(original, SHAPE_ARITHMETIC, changes=2)
