@@ -1,4 +1,7 @@
-"""What passes ask of a graph and the ways in which they edit it. It knows operators of ours by their domain alone."""
+"""What passes ask of a graph and the ways in which they edit it; what is used most has its name here.
+
+It knows operators of ours by their domain alone.
+"""
 
 from .channels import ELEMENTS
 from .convert import attached, import_model
