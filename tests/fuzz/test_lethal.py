@@ -48,7 +48,7 @@ def model_of(name):
 )
 def test_nodes(library, name, shape, dies):
   x, w = np.ones(shape, np.float32), np.ones([int(each) for each in NODES[name][2].split(", ")], np.float32)
-  op = NODES[name][0].split()[2]
+  op = NODES[name][0].split("(")[0].split()[2]
   attributes = {"hidden_size": 1} if "hidden" in NODES[name][0] else {}
   inputs = [x, w, w] if attributes else [x, w]
   if dies:
