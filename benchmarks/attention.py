@@ -11,7 +11,7 @@ own:
 Columns are microseconds of FusedAttention inside ONNX Runtime and of PyTorch's flash, cuDNN and memory-efficient
 backends, of which one that does not take the case has none. Tensors lie as linear layers write them, heads inside rows,
 on both sides. FLOPs are those of the two products, of pairs that causal attention sees only. Every output is compared
-with float32. Writes results/attention.json.xz, where rows replace those of their case; --readme fills the tables.
+with float32. Rows of the results replace those of their case.
 
     python benchmarks/attention.py                                         # both tables
     python benchmarks/attention.py --only networks
@@ -107,9 +107,14 @@ class Case:
     """A model of `count` steps that share nothing."""
     shapes = self.shapes()
     rows = "b s (h d)"
-    attributes = {"qkv_dtype": "float16", "heads": self.heads, "kv_heads": self.groups,
-                  "scale": self.head_size**-0.5, "causal": "upper_left" if self.causal else "none",
-                  **{f"{name}_layout": rows for name in "qkvy"}}  # fmt: skip
+    attributes = {
+      "qkv_dtype": "float16",
+      "heads": self.heads,
+      "kv_heads": self.groups,
+      "scale": self.head_size**-0.5,
+      "causal": "upper_left" if self.causal else "none",
+      **{f"{name}_layout": rows for name in "qkvy"},
+    }
     if self.mask:
       attributes["mask_dtype"] = "bool" if self.mask == "padding" else "float16"
     dtypes = {"m": np.bool_} if self.mask == "padding" else {}
@@ -117,17 +122,18 @@ class Case:
     for step in range(count):
       names = [f"{name}{step}" for name in shapes]
       nodes.append(
-          helper.make_node("FusedAttention", names, [f"y{step}"], f"attention{step}", domain="ortplugin",
-                           **attributes)
-      )  # fmt: skip
+        helper.make_node("FusedAttention", names, [f"y{step}"], f"attention{step}", domain="ortplugin", **attributes)
+      )
       inputs += [(f"{name}{step}", dtypes.get(name, np.float16), shape) for name, shape in shapes.items()]
       outputs.append((f"y{step}", np.float16, shapes["q"]))
     return timing.model_of(nodes, inputs, outputs)
 
   def by_head(self, tensors):
     """Views of Q, K and V as [batch, heads, rows, head size]."""
-    return {name: each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) if name in "qkv" else each
-            for name, each in tensors.items()}  # fmt: skip
+    return {
+      name: each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) if name in "qkv" else each
+      for name, each in tensors.items()
+    }
 
   def torch_step(self, backend):
     """PyTorch's attention on one backend."""
@@ -202,8 +208,9 @@ def measure(case):
   tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
   contenders = {}
   results, failures = {}, {}
-  makers = {backend: lambda backend=backend: timing.torch_steps(case.torch_step(backend), tensors)
-            for backend in BACKENDS}  # fmt: skip
+  makers = {
+    backend: lambda backend=backend: timing.torch_steps(case.torch_step(backend), tensors) for backend in BACKENDS
+  }
   makers["ortplugin"] = lambda: timing.session_steps(case.model, feeds, plugin=True)
   for name, make in makers.items():
     try:
@@ -236,8 +243,10 @@ def table(record):
     rows = [row for row in record["rows"] if row["table"] == name]
     if not rows:
       continue
-    lines += ["| attention | " + " | ".join(COLUMNS.values()) + " | TFLOP/s | times the fastest of PyTorch's |",
-              "|---|" + "---:|" * (len(COLUMNS) + 2)]  # fmt: skip
+    lines += [
+      "| attention | " + " | ".join(COLUMNS.values()) + " | TFLOP/s | times the fastest of PyTorch's |",
+      "|---|" + "---:|" * (len(COLUMNS) + 2),
+    ]
     for row in rows:
       times = row["microseconds"]
       ours, best = times.get("ortplugin"), min((times[each] for each in BACKENDS if each in times), default=None)

@@ -11,11 +11,9 @@ Four tables, each of microseconds of one convolution, all columns measured in on
 Beside them stand PyTorch's convolution, alone and with the operators after it (channels last where ours are, cuDNN's
 search on), and in the first table ONNX Runtime's own operators, all without TF32. Every step has tensors of its own,
 weights too, so that caches hold no more than they do in a network. Every output is compared with ONNX Runtime's float32
-convolution on the CPU. Writes results/conv.json.xz; --readme fills the tables in docs/benchmarks.md from the results.
+convolution on the CPU.
 
-    python benchmarks/conv.py                 measure, write, print
     python benchmarks/conv.py --only few      one table
-    python benchmarks/conv.py --from benchmarks/results/conv.json.xz --readme    no measuring
 """
 
 import ctypes
@@ -150,8 +148,7 @@ class Case:
     node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[self.kernel] * 2, pads=[self.pad] * 4,
                             strides=[self.stride] * 2, group=self.group)  # fmt: skip
     model = timing.model_of([node], [("x", np.float32, None), ("w", np.float32, None)], [("y", np.float32, None)])
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    y = session.run(None, {"x": x, "w": w})[0]
+    y = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x, "w": w})[0]
     if self.channels_last:
       y = np.ascontiguousarray(y.transpose(0, 2, 3, 1))
     bias = weights["b"].astype(np.float32)

@@ -16,12 +16,9 @@ for it. Some rows have one kernel of cuDNN's on both sides, and in one process e
 one the other, which seems to depend on where the tensors lie. So for the last column, ours alone and tuned over
 PyTorch's transposed convolution, all tensors of these two are allocated anew, PLACES times: median and quartiles of the
 ratios in all rounds. Every step has tensors of its own. The outputs of the first place are compared with PyTorch's in
-float32 without TF32. Writes results/conv_transpose.json.xz; --readme fills the table in docs/benchmarks.md from the
-results.
+float32 without TF32.
 
-    python benchmarks/conv_transpose.py                 measure, write, print
     python benchmarks/conv_transpose.py --layers 5 8    some; their rows replace earlier ones
-    python benchmarks/conv_transpose.py --from benchmarks/results/conv_transpose.json.xz --readme    no measuring
 """
 
 import itertools
@@ -128,10 +125,12 @@ class Case:
 
     operands = ["w", "b"] if fused else ["w"]
     window = {"pads": [self.pad] * 4, "strides": [self.stride] * 2, "output_padding": [self.stride - 1] * 2}
-    nodes = [helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]),
-             helper.make_node("ConvTranspose", ["first", *operands], ["c"], "up", **window),
-             *([helper.make_node("Relu", ["c"], ["r"])] if fused else []),
-             helper.make_node("Transpose", ["r" if fused else "c"], ["y"], perm=[0, 2, 3, 1])]  # fmt: skip
+    nodes = [
+      helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]),
+      helper.make_node("ConvTranspose", ["first", *operands], ["c"], "up", **window),
+      *([helper.make_node("Relu", ["c"], ["r"])] if fused else []),
+      helper.make_node("Transpose", ["r" if fused else "c"], ["y"], perm=[0, 2, 3, 1]),
+    ]
     given, made = self.value("x", self.small, self.given), self.value("y", self.size, self.channels)
     model = timing.model_of(nodes, [given], [made], {name: weights[name] for name in operands})
     result, _ = ortplugin.optimize(onnx.load_from_string(model))
@@ -217,8 +216,12 @@ def measure_contenders(case, tuned):
   feeds, weights = case.feeds(), case.weights()
   contenders, results, algorithms = {}, {}, {}
   tensors = case.tensors(feeds)
-  blank = torch.empty((case.batch, case.channels, case.size, case.size), dtype=torch.float16, device="cuda",
-                      memory_format=torch.channels_last)  # fmt: skip
+  blank = torch.empty(
+    (case.batch, case.channels, case.size, case.size),
+    dtype=torch.float16,
+    device="cuda",
+    memory_format=torch.channels_last,
+  )
   first = {name: tensor.float() for name, tensor in tensors[0].items()}
   expected = {"bare": case.alone(**first)}
   expected["fused"] = torch.relu(expected["bare"] + first["b"][:, None, None])
@@ -253,9 +256,7 @@ def measure_contenders(case, tuned):
 
   def gradient(x, w, b):
     two = [case.stride] * 2, [case.pad] * 2, [1, 1]
-    return torch.ops.aten.convolution_backward(
-        x, blank, w, None, *two, False, [0, 0], 1, [True, False, False]
-    )[0]  # fmt: skip
+    return torch.ops.aten.convolution_backward(x, blank, w, None, *two, False, [0, 0], 1, [True, False, False])[0]
 
   for name, step_of in (("torch", case.alone), ("torch gradient", gradient), ("torch fused", case.followed)):
     contenders[name], results[name] = timing.torch_steps(step_of, tensors)
@@ -318,8 +319,11 @@ def measure_all(args, record):
   if args.tuned:
     # cuDNN compiles what it lists, and keeps it for the process: all cores at once here, one by one below.
     with ThreadPoolExecutor() as pool:
-      list(pool.map(lambda each: [variants(each, *each.optimized(each.weights(), fused=fused))
-                                  for fused in (False, True)], cases))  # fmt: skip
+      list(
+        pool.map(
+          lambda each: [variants(each, *each.optimized(each.weights(), fused=fused)) for fused in (False, True)], cases
+        )
+      )
   rows = []
   order = {Case(1, *layer).name: number for number, layer in enumerate(LAYERS)}
   for case in cases:

@@ -48,8 +48,16 @@ def network(name):
   return module().eval(), inputs
 
 
-NETWORKS = ("ResNet-50", "MobileNet-v2", "ConvNeXt-tiny", "RegNet-Y-4GF", "EfficientNet-B0", "SegFormer-B0",
-            "MiniLM, 128 tokens", "BERT-base, 128 tokens")  # fmt: skip
+NETWORKS = (
+  "ResNet-50",
+  "MobileNet-v2",
+  "ConvNeXt-tiny",
+  "RegNet-Y-4GF",
+  "EfficientNet-B0",
+  "SegFormer-B0",
+  "MiniLM, 128 tokens",
+  "BERT-base, 128 tokens",
+)
 
 
 def exported(name):
@@ -107,8 +115,10 @@ def measure(args, record):
 
 def table(record):
   """One line for each network."""
-  lines = ["| network | nodes | one thread: original | ours | times | two threads: original | ours | times | error |",
-           "|---|---:|" + "---:|" * 7]  # fmt: skip
+  lines = [
+    "| network | nodes | one thread: original | ours | times | two threads: original | ours | times | error |",
+    "|---|---:|" + "---:|" * 7,
+  ]
   for row in record["rows"]:
     cells = [row["case"], f"{row['before']} → {row['after']}"]
     for threads in THREADS:

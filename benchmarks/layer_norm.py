@@ -4,11 +4,7 @@
 
 Measures, in one run: FusedLayerNorm inside ONNX Runtime, ONNX Runtime's own operators (Add, Add, LayerNormalization),
 PyTorch eager and `torch.compile` where PyTorch is there, and a device copy of x. Checks every output against float64 in
-the same run. Writes results/layer_norm.json.xz; --readme fills the table in docs/benchmarks.md from the results.
-
-    python benchmarks/layer_norm.py            measure, write, print
-    python benchmarks/layer_norm.py --readme   the same, then fill docs/benchmarks.md
-    python benchmarks/layer_norm.py --from benchmarks/results/layer_norm.json.xz --readme    no measuring
+the same run.
 """
 
 import numpy as np

@@ -6,11 +6,7 @@ Measures, in one run: FusedPointwise or FusedSumTo inside ONNX Runtime, ONNX Run
 is there torch.lerp (for gradients what its autograd computes: (grad * (1 - w)).sum_to_size(x) and
 (grad * w).sum_to_size(y)), the same under `torch.compile`, and a device copy, scaled to the bytes that must be moved.
 Every step has tensors of its own, so that nothing is found in a cache. Checks every output against float64 in the same
-run. Writes results/lerp.json.xz; --readme fills the table in docs/benchmarks.md from the results.
-
-    python benchmarks/lerp.py            measure, write, print
-    python benchmarks/lerp.py --readme   the same, then fill docs/benchmarks.md
-    python benchmarks/lerp.py --from benchmarks/results/lerp.json.xz --readme    no measuring
+run.
 """
 
 import math
@@ -95,11 +91,7 @@ class Case:
 
 
 FORWARD = (("d", "Sub", ("y", "x")), ("p", "Mul", ("w", "d")), ("z", "Add", ("x", "p")))
-GRADIENTS = (
-  ("a", "Sub", ("1", "w")),
-  ("dx", "Mul", ("a", "dout")),
-  ("dy", "Mul", ("w", "dout")),
-)
+GRADIENTS = (("a", "Sub", ("1", "w")), ("dx", "Mul", ("a", "dout")), ("dy", "Mul", ("w", "dout")))
 SUMMED = (
   ("a", "Sub", ("1", "w")),
   ("g", "Mul", ("a", "dout")),

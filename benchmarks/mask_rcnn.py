@@ -21,7 +21,7 @@ import onnxruntime
 
 import ortplugin
 import timing
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 RUNS = 10
 PROFILED_RUNS = 4
@@ -30,8 +30,9 @@ SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "UpdateSlice")
 
 def scatters(model):
   """How many scatters of each domain the model has, bodies of control flow included."""
-  found = Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in walk_nodes(model)
-                  if node.op_type in SCATTERS)  # fmt: skip
+  found = Counter(
+    f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in walk_nodes(model) if node.op_type in SCATTERS
+  )
   return dict(sorted(found.items()))
 
 

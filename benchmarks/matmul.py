@@ -10,8 +10,8 @@ own, weights too:
 
 Columns are microseconds of FusedMatMul inside ONNX Runtime, alone and with all of the program, and with --tuned the
 fastest of the algorithms that --tune would try; of PyTorch's F.linear without a bias, with all that follows as its own
-operators, and, where cuBLASLt has that in its epilogue, by one call. Every output is compared with float64. Writes
-results/matmul.json.xz, where rows replace earlier ones of their case; --readme fills the tables.
+operators, and, where cuBLASLt has that in its epilogue, by one call. Every output is compared with float64. Rows
+of the results replace earlier ones of their case.
 
     python benchmarks/matmul.py                                                 # both tables
     python benchmarks/matmul.py --only networks --tuned 12
@@ -195,10 +195,12 @@ def measure(case, tuned):
   torch.backends.cuda.matmul.allow_tf32 = case.dtype == "float"
   feeds, weights = case.draw()
   tensors = [
-      {**{name: torch.from_dlpack(array) for name, array in feed.items()},
-       **{name: torch.from_numpy(array).cuda() for name, array in weight.items()}}
-      for feed, weight in zip(feeds, weights, strict=True)
-  ]  # fmt: skip
+    {
+      **{name: torch.from_dlpack(array) for name, array in feed.items()},
+      **{name: torch.from_numpy(array).cuda() for name, array in weight.items()},
+    }
+    for feed, weight in zip(feeds, weights, strict=True)
+  ]
   bare = replace(case, epilogue="none")
   only_x = [{"x": feed["x"]} for feed in feeds]
   without_z = [{name: each for name, each in feed.items() if name != "z"} for feed in tensors]

@@ -3,10 +3,7 @@
 The step of models/mnist_training.py (forward, all gradients, SGD) after `optimize-model`, in ONNX Runtime with a CUDA
 graph, against PyTorch's eager operators, captured in a CUDA graph too, so that only the GPU's time counts: cuDNN's
 search on, no TF32. A third column is our step without the biases' gradients. Loss and updated parameters of both sides
-are compared. Writes results/mnist.json.xz; --readme fills the table in docs/benchmarks.md from the results.
-
-    python benchmarks/mnist.py                 measure, write, print
-    python benchmarks/mnist.py --from benchmarks/results/mnist.json.xz --readme    no measuring
+are compared.
 """
 
 import sys
@@ -48,8 +45,7 @@ def ours(batch, feeds, bias_gradients):
   options.log_severity_level = 3
   ortplugin.register(options)
   gpu = cupy.cuda.Device().id
-  provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "use_tf32": "0",
-              "device_id": str(gpu)}  # fmt: skip
+  provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "use_tf32": "0", "device_id": str(gpu)}
   session = onnxruntime.InferenceSession(
     model.SerializeToString(), options, providers=[("CUDAExecutionProvider", provider)]
   )

@@ -5,12 +5,7 @@
 b has the shape of x, or is a row, a column, a scalar or [N, 1, H, W] beside [N, C, H, W]. Measures, in one run:
 FusedPointwise inside ONNX Runtime, ONNX Runtime's own operators, and where PyTorch is there its eager mode,
 `torch.compile` and a device copy, scaled to the bytes that the program must move. Every step has tensors of its own, so
-that nothing is found in a cache. Checks every output against float64 in the same run. Writes results/pointwise.json.xz;
---readme fills the table in docs/benchmarks.md from the results.
-
-    python benchmarks/pointwise.py            measure, write, print
-    python benchmarks/pointwise.py --readme   the same, then fill docs/benchmarks.md
-    python benchmarks/pointwise.py --from benchmarks/results/pointwise.json.xz --readme    no measuring
+that nothing is found in a cache. Checks every output against float64 in the same run.
 """
 
 import math
@@ -34,8 +29,15 @@ COLUMNS = {
 }
 # One turn of the chain: an operator and what stands beside the value at hand. Bounded, and nothing cancels.
 TURN = (
-    ("Mul", "b"), ("Add", "b"), ("Relu", None), ("Sub", "x"), ("Mul", 0.5), ("Max", "b"), ("Add", "x"), ("Min", 4.0),
-)  # fmt: skip
+  ("Mul", "b"),
+  ("Add", "b"),
+  ("Relu", None),
+  ("Sub", "x"),
+  ("Mul", 0.5),
+  ("Max", "b"),
+  ("Add", "x"),
+  ("Min", 4.0),
+)
 
 # x sigmoid(x) of a scaled and shifted tensor, as after a folded batch normalisation.
 SILU = (("v0", "Mul", ("x", "b")), ("v1", "Add", ("v0", "b")), ("v2", "Sigmoid", ("v1",)), ("y", "Mul", ("v1", "v2")))
@@ -229,9 +231,13 @@ def table(record):
   ends = (LENGTHS[0], LENGTHS[-1])
   shown = [row for row in record["rows"] if row["operators"] in ends or row["case"].startswith("SiLU")]
   lines = timing.table(
-      {"rows": shown}, COLUMNS, "| tensors | operators", "|---|---:|",
-      lambda row: f"| {row['case']}, {row['dtype']} | {row['operators']}", ("/ copy", timing.to_copy),
-  )  # fmt: skip
+    {"rows": shown},
+    COLUMNS,
+    "| tensors | operators",
+    "|---|---:|",
+    lambda row: f"| {row['case']}, {row['dtype']} | {row['operators']}",
+    ("/ copy", timing.to_copy),
+  )
   lines += ["", timing.footer("pointwise", "Microseconds of a step, medians", record["environment"])]
   return "\n".join(lines)
 

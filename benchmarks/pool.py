@@ -3,11 +3,7 @@
 Measures, in one run: FusedPool and FusedResize on tensors with channels last (or first, where a case says so) inside
 ONNX Runtime, ONNX Runtime's own operators with channels first, PyTorch with channels last, and a device copy of as
 many bytes as the operator must move. Every step has tensors of its own; a network finds a small one in the cache, and
-so do all contenders here. Checks the outputs against float64 in the same run. Writes results/pool.json.xz.
-
-    python benchmarks/pool.py                  measure, write, print
-    python benchmarks/pool.py --readme         the same, then fill docs/benchmarks.md
-    python benchmarks/pool.py --from benchmarks/results/pool.json.xz --readme    no measuring
+so do all contenders here. Checks the outputs against float64 in the same run.
 """
 
 import math
@@ -18,7 +14,7 @@ import numpy as np
 from onnx import helper
 
 import timing
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 
 STEPS = 11  # each on tensors of its own
@@ -168,9 +164,12 @@ def measure(case):
 def table(record):
   """The record as a Markdown table."""
   lines = timing.table(
-      record, COLUMNS, "| operator | N, H, W, C", "|---|---|",
-      lambda row: f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))}",
-  )  # fmt: skip
+    record,
+    COLUMNS,
+    "| operator | N, H, W, C",
+    "|---|---|",
+    lambda row: f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))}",
+  )
   lines += ["", timing.footer("pool", "Microseconds of a step, medians", record["environment"])]
   return "\n".join(lines)
 

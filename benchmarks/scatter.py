@@ -6,11 +6,7 @@ second is a million updates of a 1-D tensor of a million elements, with duplicat
 against the deterministic forms of PyTorch and CuPy.
 
 Everything runs in one process. Assigned results are checked bit by bit, and ortplugin's sums too; sums of others within
-the rounding that their order may cost. Writes results/scatter.json.xz; --readme fills docs/benchmarks.md from it.
-
-    python benchmarks/scatter.py            measure, write, print
-    python benchmarks/scatter.py --readme   the same, then fill docs/benchmarks.md
-    python benchmarks/scatter.py --from benchmarks/results/scatter.json.xz --readme    no measuring
+the rounding that their order may cost.
 """
 
 import numpy as np
@@ -250,10 +246,7 @@ def measure_million(dtype, reduction, unique):
 
 def table(record):
   """The record as two Markdown tables."""
-  lines = [
-    "| data, k | " + " | ".join(COLUMNS.values()) + " | / copy |",
-    "|---|" + "---:|" * (len(COLUMNS) + 1),
-  ]
+  lines = ["| data, k | " + " | ".join(COLUMNS.values()) + " | / copy |", "|---|" + "---:|" * (len(COLUMNS) + 1)]
   for row in record["rows"]:
     times = row["microseconds"]
     what = "rows" if row["operator"] == "ScatterND" else "elements"

@@ -155,8 +155,7 @@ def _in_columns(record):
   given = record["rows"]
   while nested := _nested(given):
     given = [_flat(row, nested) for row in given]
-  counts = Counter(name for row in given for name in row)
-  names = [name for name, _ in counts.most_common()]
+  names = [name for name, _ in Counter(name for row in given for name in row).most_common()]
   last = [max(names.index(name) for name in row) for row in given]
   texts = {name: found for name in names if (found := _repeated(given, name))}
 
@@ -269,12 +268,22 @@ def fill_readme(name, table):
   raise SystemExit(f"neither README.md nor docs/benchmarks.md has {opening} ... {closing}")
 
 
+COMMANDS = """Writes its results into benchmarks/results, from which --readme fills the tables in docs/benchmarks.md:
+
+    python benchmarks/NAME.py                                                     measure, write, print
+    python benchmarks/NAME.py --readme                                            the same, then fill docs/benchmarks.md
+    python benchmarks/NAME.py --from benchmarks/results/NAME.json.xz --readme     no measuring
+"""
+
+
 def arguments(doc, options):
   """A benchmark's command line: its own options, {"--flag": what add_argument takes}, and those of all.
 
   `source` is what --from names, or None.
   """
-  parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=doc, epilog=COMMANDS, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   for flag, given in options.items():
     parser.add_argument(flag, **given)
   parser.add_argument("--readme", action="store_true", help="fill the table in README.md or docs/benchmarks.md")
@@ -284,15 +293,7 @@ def arguments(doc, options):
   return parser.parse_args()
 
 
-def run(
-  name,
-  doc,
-  measure,
-  table,
-  options=None,
-  *,
-  on_gpu=True,
-):
+def run(name, doc, measure, table, options=None, *, on_gpu=True):
   """A benchmark as a program: measures, or reads an earlier record, and prints the table.
 
   `measure(args, record)` adds to record["rows"] and yields a line to print after each row; what a time limit cuts off
@@ -418,13 +419,7 @@ def cupy_chain(step, x, *, graph):
 Value = tuple[str, Any, Sequence[int] | None]  # name, NumPy's dtype, shape
 
 
-def model_of(
-  nodes,
-  inputs,
-  outputs,
-  constants=None,
-  opset=17,
-):
+def model_of(nodes, inputs, outputs, constants=None, opset=17):
   """A model of ONNX's nodes and ours; `constants` are its initializers."""
 
   def infos(values):
@@ -436,8 +431,7 @@ def model_of(
   tensors = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
   graph = helper.make_graph(list(nodes), "steps", infos(inputs), infos(outputs), tensors)
   opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ortplugin", 1)]
-  made = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-  return made.SerializeToString()
+  return helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
 
 
 def algorithms(model):
@@ -564,14 +558,7 @@ def torch_steps(step, feeds):
   return Contender(short, long), first
 
 
-def session_replay(
-  model,
-  feeds,
-  *,
-  plugin,
-  provider_options=None,
-  stream=None,
-):
+def session_replay(model, feeds, *, plugin, provider_options=None, stream=None):
   """A function that replays a session's CUDA graph and returns the GPU's microseconds, and the model's first output.
 
   `model` has an input `<name><step>` for each array of each feed.
@@ -606,15 +593,7 @@ def session_replay(
   return _on_the_gpu(stream, lambda kept=kept: session.run_with_iobinding(binding)), kept[0]
 
 
-def replayed_outputs(
-  model,
-  feeds,
-  expected=None,
-  *,
-  plugin,
-  provider_options=None,
-  replays=100,
-):
+def replayed_outputs(model, feeds, expected=None, *, plugin, provider_options=None, replays=100):
   """What verification says of a model under a CUDA graph, for a benchmark's record (see ortplugin/check/replays.py).
 
   Args:
@@ -684,13 +663,7 @@ def relative_error(found, expected):
   return float(np.abs(found - expected)[finite].max() / max(np.abs(expected[finite]).max(), 1e-30))
 
 
-def session_steps(
-  model,
-  feeds,
-  *,
-  plugin,
-  provider_options=None,
-):
+def session_steps(model, feeds, *, plugin, provider_options=None):
   """As torch_steps, in ONNX Runtime; `model(count)` has inputs `<name><step>` and outputs, first that of step 0."""
   import cupy
 

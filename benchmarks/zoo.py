@@ -223,16 +223,7 @@ def _exit(code):
   return f"exit code {code}"
 
 
-def sweep(
-  todo,
-  setting,
-  *,
-  workers,
-  limit,
-  seconds,
-  gpus=1,
-  function=measure,
-):
+def sweep(todo, setting, *, workers, limit, seconds, gpus=1, function=measure):
   """The rows, as they are done, those that are measured again last. After `seconds` what is not done is left out, and
   what waits to be measured again.
 
@@ -339,10 +330,16 @@ def in_order(rows):
 def line(row):
   """A row, to print when it is done."""
   errors = ", ".join(
-      f"{name} {row[key]:.1e}" for name, key in (("ours", "error"), ("ORT", "error_ort"), ("torch", "error_torch"),
-                                                 ("ours TF32", "error_tf32"), ("ORT TF32", "error_tf32_ort"))
-      if key in row
-  )  # fmt: skip
+    f"{name} {row[key]:.1e}"
+    for name, key in (
+      ("ours", "error"),
+      ("ORT", "error_ort"),
+      ("torch", "error_torch"),
+      ("ours TF32", "error_tf32"),
+      ("ORT TF32", "error_tf32_ort"),
+    )
+    if key in row
+  )
   parts = [
     row.get("why", ""),
     f"{row['before']} to {row['after']} nodes" if "after" in row else "",
@@ -389,8 +386,7 @@ def table(record, most=None, name="zoo"):
   problems = _problems(cases, None if most is None else max(1, most // 3))
   if problems:
     lines += ["", "Not right, or not measured, and why:", "", *problems]
-  lines += ["", timing.footer("zoo", "Times: the GPU's for a run, microseconds", record["environment"],
-                              _older(cases))]  # fmt: skip
+  lines += ["", timing.footer("zoo", "Times: the GPU's for a run, microseconds", record["environment"], _older(cases))]
   return "\n".join(lines)
 
 
@@ -546,8 +542,7 @@ def measure_all(args, record):
   todo = jobs(args.cases, args.exporter, args.precision, args.size, args.part)
   earlier = args.earlier or args.out / "zoo.json.xz"
   if args.provider == "cuda":  # another GPU or version ends the program here, and not when all is measured
-    known = timing.merged([], earlier, record["environment"], *KEYS)
-    todo = chosen(todo, known, missing=args.missing, bad=args.bad)
+    todo = chosen(todo, timing.merged([], earlier, record["environment"], *KEYS), missing=args.missing, bad=args.bad)
   rows = []
   begun = time.monotonic()
   for row in sweep(todo, setting, workers=args.workers, limit=args.limit, seconds=args.seconds, gpus=args.gpus):

@@ -143,8 +143,9 @@ def image_case(library, kind, text):
   size, batch = int(size_text or SIZES[kind][0]), int(batch_text or SIZES[kind][1])
   frames = (16 if kind == "usual" or name.startswith("mvit_v1") else 8,) if name in VIDEO else ()
   build = partial(_torchvision if library == "torchvision" else _timm, name, size if "!" in plain else 0)
-  return Case(f"{name}@{size}" + f"*{batch}" * (kind == "small"), library, kind, build,
-              (Input((batch, 3, *frames, size, size)),))  # fmt: skip
+  return Case(
+    f"{name}@{size}" + f"*{batch}" * (kind == "small"), library, kind, build, (Input((batch, 3, *frames, size, size)),)
+  )
 
 
 # ---- torchvision and timm
@@ -205,10 +206,21 @@ _SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, 
 _TEXT = {**_SMALL, "vocab_size": 500}
 _GROUPED = {**_TEXT, "num_key_value_heads": 2}
 # Of the form of Llama, with a size that keeps a sweep short.
-_LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16,
-          "num_key_value_heads": 4, "vocab_size": 8000}  # fmt: skip
-_BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6, "num_attention_heads": 12,
-         "vocab_size": 8000}  # fmt: skip
+_LLAMA = {
+  "hidden_size": 1024,
+  "intermediate_size": 2816,
+  "num_hidden_layers": 12,
+  "num_attention_heads": 16,
+  "num_key_value_heads": 4,
+  "vocab_size": 8000,
+}
+_BASE = {
+  "hidden_size": 768,
+  "intermediate_size": 3072,
+  "num_hidden_layers": 6,
+  "num_attention_heads": 12,
+  "vocab_size": 8000,
+}
 # What the models below take. Without a mask a decoder looks for packed sequences, which TorchScript can't write.
 _MASKED, _TOKENS, _CAUSAL, _IMAGE = "ids, mask", "ids", "decoder's ids, mask", "image"
 

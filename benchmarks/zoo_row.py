@@ -262,8 +262,7 @@ def make_session(model, setting, *, plugin, **provider):
 class Runner:
   """A session with inputs and the output in buffers of its own on the GPU, on one stream."""
 
-  def __init__(self, model, setting, stream, like, shape,
-               *, plugin, **provider):  # fmt: skip
+  def __init__(self, model, setting, stream, like, shape, *, plugin, **provider):
     import torch
 
     from ortplugin.session import element_type, onnxruntime
@@ -541,8 +540,7 @@ def _optimized(model, report):
 
 def _compare_on_cpu(model, setting, variants, expected, report):
   with stage("original", report, "not run"):
-    outputs = run_on_cpu(model.SerializeToString(), setting, variants, plugin=False)
-    report({"error_ort": error_of(outputs, expected)})
+    report({"error_ort": error_of(run_on_cpu(model.SerializeToString(), setting, variants, plugin=False), expected)})
   serialized = _optimized(model, report)
   with stage("optimized", report, "fails"):
     report({"error": error_of(run_on_cpu(serialized, setting, variants, plugin=True), expected)})
@@ -582,9 +580,13 @@ class _Sessions:
 
 
 def _compare_on_gpu(
-    model, session, gate, found, report,
-    exact,
-):  # fmt: skip
+  model,
+  session,
+  gate,
+  found,
+  report,
+  exact,
+):
   """Compares everything; returns what is to be timed. `exact`: options that keep float32 products exact."""
   variants, expected = session.variants, session.expected
   original = model.SerializeToString()

@@ -11,8 +11,17 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-NAMES = ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19",
-         "zfnet512")  # fmt: skip
+NAMES = (
+  "bvlc_alexnet",
+  "densenet121",
+  "inception_v1",
+  "inception_v2",
+  "resnet50",
+  "shufflenet",
+  "squeezenet",
+  "vgg19",
+  "zfnet512",
+)
 
 
 def path(name):
@@ -45,9 +54,11 @@ def randomized(name, seed=0, logits=False):
     model.graph.input.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, shape))
   kept = [node for node in model.graph.node if node.op_type != "ConstantOfShape"]
   unused = {node.input[0] for node in made.values()} - {name for node in kept for name in node.input}
-  for field, items in ((model.graph.node, kept),
-                       (model.graph.initializer, [t for t in model.graph.initializer if t.name not in unused]),
-                       (model.graph.input, [i for i in model.graph.input if i.name not in unused])):  # fmt: skip
+  for field, items in (
+    (model.graph.node, kept),
+    (model.graph.initializer, [t for t in model.graph.initializer if t.name not in unused]),
+    (model.graph.input, [i for i in model.graph.input if i.name not in unused]),
+  ):
     copies = [type(each).FromString(each.SerializeToString()) for each in items]
     del field[:]
     field.extend(copies)

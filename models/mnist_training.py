@@ -22,10 +22,14 @@ OPSET = 18
 LAYERS = ((1, 28, 16), (16, 14, 32), (32, 7, 32))  # channels, size, filters
 CLASSES, FEATURES = 10, 288
 PARAMETERS = {
-    **{f"conv{i}.{kind}": shape for i, (channels, _, filters) in enumerate(LAYERS)
-       for kind, shape in (("weight", (filters, channels, 3, 3)), ("bias", (filters,)))},
-    "dense.weight": (CLASSES, FEATURES), "dense.bias": (CLASSES,),
-}  # fmt: skip
+  **{
+    f"conv{i}.{kind}": shape
+    for i, (channels, _, filters) in enumerate(LAYERS)
+    for kind, shape in (("weight", (filters, channels, 3, 3)), ("bias", (filters,)))
+  },
+  "dense.weight": (CLASSES, FEATURES),
+  "dense.bias": (CLASSES,),
+}
 RELU_GRADIENT = """(float dy, float y) => (float dz) {
   p = Greater(y, 0)
   dz = Where(p, dy, 0)

@@ -1,6 +1,6 @@
 """Names inside an archive of models: each number says how many back it is, so equal layers have equal bytes."""
 
-from ortplugin.graph.messages import walk_graphs
+from ortplugin.graph import walk_graphs
 
 NEXT, BACK, STEP = "\x01", "\x02", "\x03"  # inside an archive: the next number; so many back; so many from the last
 

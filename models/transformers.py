@@ -10,8 +10,14 @@ from functools import partial
 from models.networks import Network, images
 
 # Of the form of Llama, with a size between BERT-base and the smallest published one.
-LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16,
-         "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
+LLAMA = {
+  "hidden_size": 1024,
+  "intermediate_size": 2816,
+  "num_hidden_layers": 12,
+  "num_attention_heads": 16,
+  "num_key_value_heads": 4,
+  "vocab_size": 32000,
+}
 
 
 def _torchvision(name, **given):
@@ -115,17 +121,20 @@ def _image(title, name):
 
 _IDS, _MASKED = ("input_ids",), ("input_ids", "attention_mask")
 NETWORKS = {
-    "bert_base": _text("BERT-base", partial(_hugging_face, "BertModel", _MASKED), partial(_tokens, 30522, mask=True)),
-    "vit_b_16": _image("ViT-B/16", "vit_b_16"),
-    "swin_t": _image("Swin-T", "swin_t"),
-    "maxvit_t": _image("MaxViT-T", "maxvit_t"),
-    "gpt2": _text("GPT-2", partial(_hugging_face, "GPT2LMHeadModel", _IDS), partial(_tokens, 50257)),
-    "llama": _text("Llama form", partial(_hugging_face, "LlamaForCausalLM", _IDS, **LLAMA), partial(_tokens, 32000)),
-    "t5_encoder": _text("T5-small encoder", partial(_hugging_face, "T5EncoderModel", _IDS), partial(_tokens, 32128)),
-    "whisper_encoder": _text("Whisper-tiny encoder",
-                             partial(_hugging_face, "WhisperModel", ("input_features",), "encoder"), _sound, "BATCH"),
-    "gpt2_decode": _text("GPT-2, a step", partial(_decoder, "GPT2LMHeadModel", n_positions=2048),
-                         partial(_step, 50257, 12, 12, 64)),
-    "llama_decode": _text("Llama form, a step", partial(_decoder, "LlamaForCausalLM", **LLAMA),
-                          partial(_step, 32000, 12, 4, 64)),
-}  # fmt: skip
+  "bert_base": _text("BERT-base", partial(_hugging_face, "BertModel", _MASKED), partial(_tokens, 30522, mask=True)),
+  "vit_b_16": _image("ViT-B/16", "vit_b_16"),
+  "swin_t": _image("Swin-T", "swin_t"),
+  "maxvit_t": _image("MaxViT-T", "maxvit_t"),
+  "gpt2": _text("GPT-2", partial(_hugging_face, "GPT2LMHeadModel", _IDS), partial(_tokens, 50257)),
+  "llama": _text("Llama form", partial(_hugging_face, "LlamaForCausalLM", _IDS, **LLAMA), partial(_tokens, 32000)),
+  "t5_encoder": _text("T5-small encoder", partial(_hugging_face, "T5EncoderModel", _IDS), partial(_tokens, 32128)),
+  "whisper_encoder": _text(
+    "Whisper-tiny encoder", partial(_hugging_face, "WhisperModel", ("input_features",), "encoder"), _sound, "BATCH"
+  ),
+  "gpt2_decode": _text(
+    "GPT-2, a step", partial(_decoder, "GPT2LMHeadModel", n_positions=2048), partial(_step, 50257, 12, 12, 64)
+  ),
+  "llama_decode": _text(
+    "Llama form, a step", partial(_decoder, "LlamaForCausalLM", **LLAMA), partial(_step, 32000, 12, 4, 64)
+  ),
+}

@@ -12,20 +12,20 @@ Importing this package is cheap: onnx, onnxruntime and CuPy are imported by the 
 from typing import TYPE_CHECKING
 
 # `session` has the name of a package, so it must be bound after that is loaded: here.
-from ortplugin.model.restore import restore
-from ortplugin.session import library_path, register, run
-from ortplugin.standard import session
-from ortplugin.version import __version__
+from .model.restore import restore
+from .session import library_path, register, run
+from .standard import session
+from .version import __version__
 
 if TYPE_CHECKING:
-  from ortplugin.optimizer import optimize
+  from .optimizer import optimize
 
 __all__ = ["__version__", "library_path", "optimize", "register", "restore", "run", "session"]
 
 
 def __getattr__(name: str) -> object:
   if name == "optimize":
-    from ortplugin.optimizer import optimize
+    from .optimizer import optimize
 
     globals()[name] = optimize
     return optimize

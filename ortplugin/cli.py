@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from ortplugin.errors import OrtPluginError, UsageError, VerificationError, one_line, printable
-from ortplugin.version import __version__
+from .errors import OrtPluginError, UsageError, VerificationError, one_line, printable
+from .version import __version__
 
 if TYPE_CHECKING:
-  from ortplugin.model.storage import StoredModel
-  from ortplugin.report import Report
+  from .model.storage import StoredModel
+  from .report import Report
 
 PROGRAM = "optimize-model"
 _PIPE_WIDTH = 160  # columns of a table that goes to a file or pipe
@@ -98,8 +98,13 @@ class _Arguments:
       raise UsageError("--restore converts nothing, so --precision does not go with it")
     if self.precision is None and (self.precision_io or self.precision_skip):
       raise UsageError("--precision-io and --precision-skip are about a conversion; add --precision fp16, say")
-    for option, value in (("--provider", self.providers), ("--device", self.device), ("--inputs", self.inputs),
-                          ("--rtol", self.rtol), ("--atol", self.atol)):  # fmt: skip
+    for option, value in (
+      ("--provider", self.providers),
+      ("--device", self.device),
+      ("--inputs", self.inputs),
+      ("--rtol", self.rtol),
+      ("--atol", self.atol),
+    ):
       needed = (
         option == "--provider"  # which also says what will run the model
         or (self.profile and option == "--inputs")
@@ -114,7 +119,7 @@ class _Arguments:
     """Whether what is slower is taken back: as said, else where the result is verified and a GPU runs it."""
     if self.keep_faster is not None:
       return self.keep_faster
-    from ortplugin.optimizer.options import Options
+    from .optimizer.options import Options
 
     return self.verify and Options(providers=self.providers).is_for_gpu()
 
@@ -122,8 +127,12 @@ class _Arguments:
     """UsageError for what does not go with --profile."""
     if self.output is not None:
       raise UsageError("--profile writes no model, so -o does not go with it; --report OUT.html keeps what it shows")
-    for option, given in (("--restore", self.restore), ("--tune", self.tune), ("--drop-guilty", self.drop_guilty),
-                          ("--keep-faster", self.keep_faster)):  # fmt: skip
+    for option, given in (
+      ("--restore", self.restore),
+      ("--tune", self.tune),
+      ("--drop-guilty", self.drop_guilty),
+      ("--keep-faster", self.keep_faster),
+    ):
       if given:
         raise UsageError(f"--profile changes no model, so {option} does not go with it")
     if any(name.lower() not in ("cpu", "cpuexecutionprovider") for name in self.providers or ()):
@@ -174,11 +183,7 @@ class _Arguments:
 )
 @click.option("--precision-io", is_flag=True, help="Convert inputs and outputs too.")
 @click.option(
-  "--precision-skip",
-  multiple=True,
-  callback=_names,
-  metavar="NODE|TYPE,...",
-  help="Operators that keep their dtype.",
+  "--precision-skip", multiple=True, callback=_names, metavar="NODE|TYPE,...", help="Operators that keep their dtype."
 )
 @click.option("--inputs", metavar="DATA.npz", help="Verify (and tune) on these inputs besides generated ones.")
 @click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; the dtype's own by default.")
@@ -218,12 +223,12 @@ def command(**given: Any) -> None:
 
 
 def _run(arguments: _Arguments) -> None:
-  from ortplugin.progress import shown_progress
+  from .progress import shown_progress
 
   assert arguments.model is not None
   with shown_progress() as progress:
     report, failure = _work(arguments, arguments.model, progress)
-  from ortplugin.render import print_report
+  from .render import print_report
 
   out = _console(sys.stdout)
   print_report(report, out, arguments.explain)
@@ -241,7 +246,7 @@ def _work(
   arguments: _Arguments, model: str, progress: Callable[[str], None]
 ) -> tuple[Report, VerificationError | None]:
   """Reads, makes, and writes what is to be written; the report, and the error of a verification that failed."""
-  from ortplugin.model.storage import check_output, load, save_model, write_text
+  from .model.storage import check_output, load, save_model, write_text
 
   output, report_path = arguments.output, arguments.report_path
   for path in (output, report_path):
@@ -278,7 +283,7 @@ def _work(
 
 
 def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
-  from ortplugin.optimizer import optimize
+  from .optimizer import optimize
 
   return optimize(
     stored,
@@ -305,7 +310,7 @@ def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[st
 
 def _profile(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
   """The model as it is, with a report of where it spends its time and of what would be rewritten."""
-  from ortplugin.check.verify import Verifier
+  from .check.verify import Verifier
 
   _, report = _optimize(stored, replace(arguments, verify=False), progress)
   report.action = "profile"
@@ -326,12 +331,12 @@ def _written(report: Report, path: str) -> str:
 
 def _restore(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
   """The model in standard ONNX, with a report whose changes are the nodes replaced."""
-  from ortplugin.check.verify import Tolerance, Verifier
-  from ortplugin.graph.domains import DOMAIN
-  from ortplugin.graph.messages import walk_nodes
-  from ortplugin.model.restore import restore
-  from ortplugin.passes.base import Change
-  from ortplugin.report import Report, count_operators, node_labels, weigh
+  from .check.verify import Tolerance, Verifier
+  from .graph.domains import DOMAIN
+  from .graph.messages import walk_nodes
+  from .model.restore import restore
+  from .passes.base import Change
+  from .report import Report, count_operators, node_labels, weigh
 
   progress("restoring")
   start = time.perf_counter()
@@ -367,7 +372,7 @@ def _restore(stored: StoredModel, arguments: _Arguments, progress: Callable[[str
 def _print_passes(out: Console) -> None:
   from rich.table import Table
 
-  from ortplugin.optimizer import BESIDES, PIPELINE
+  from .optimizer import BESIDES, PIPELINE
 
   table = Table("pass", "what it does", title="Passes, in order", title_justify="left")
   for step in PIPELINE:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from ortplugin.errors import printable
+from .errors import printable
 
 
 class _Seconds(ProgressColumn):

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape as _escape_markup
 from rich.table import Table
 
-from ortplugin.errors import printable
-from ortplugin.report import GRAPH, PLAIN, ProviderVerification, Report, Timing
+from .errors import printable
+from .report import GRAPH, PLAIN, ProviderVerification, Report, Timing
 
 _SLOWEST = 15  # nodes that a profile shows
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ortplugin.errors import OrtPluginError, RuntimeMissingError, UsageError
-from ortplugin.session import core, streams
+from .errors import OrtPluginError, RuntimeMissingError, UsageError
+from .session import core, streams
 
 if TYPE_CHECKING:
   from onnx import GraphProto, ModelProto, NodeProto
@@ -109,7 +109,7 @@ def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | No
     slow = _slow(model)
     if not slow:
       return None
-    from ortplugin.model.restore import restore_operators
+    from .model.restore import restore_operators
 
     if slow != PRODUCTS:
       _give_windows(model.graph)
@@ -122,8 +122,8 @@ def _slow(model: ModelProto) -> tuple[str, ...]:
   """The operators of ours that are put back."""
   from onnx import TensorProto
 
-  from ortplugin.graph.domains import DOMAIN
-  from ortplugin.graph.messages import walk_graphs, walk_nodes
+  from .graph.domains import DOMAIN
+  from .graph.messages import walk_graphs, walk_nodes
 
   ours = [node for node in walk_nodes(model) if node.domain == DOMAIN]
   of_float = {node.op_type for node in ours if _is_of_float(node)}
@@ -147,7 +147,7 @@ def _give_windows(graph: GraphProto) -> None:
   """Makes global pools of images of known size ones with a window of that size, whose standard form is one node."""
   from onnx import helper
 
-  from ortplugin.graph.domains import DOMAIN
+  from .graph.domains import DOMAIN
 
   sizes = {info.name: [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in graph.value_info}
   for node in graph.node:

@@ -17,11 +17,11 @@ Needs torch and onnxscript (`pip install ortplugin[torch]`), which are imported 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ortplugin.errors import UsageError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.ops.conv_grad.gradient import NAME as CONV_GRAD
-from ortplugin.ops.pointwise import NAME as POINTWISE
-from ortplugin.program import FLOATING
+from .errors import UsageError
+from .graph import DOMAIN
+from .ops.conv_grad.gradient import NAME as CONV_GRAD
+from .ops.pointwise import NAME as POINTWISE
+from .program import FLOATING
 
 _VERSION = 1
 
@@ -53,11 +53,7 @@ def translations() -> Mapping[Any, Callable[..., Any]]:
   Raises UsageError where torch or onnxscript is missing.
   """
   aten = _torch().ops.aten
-  return {
-    aten.convolution_backward.default: _convolution_backward,
-    aten.lerp.Scalar: _lerp,
-    aten.lerp.Tensor: _lerp,
-  }
+  return {aten.convolution_backward.default: _convolution_backward, aten.lerp.Scalar: _lerp, aten.lerp.Tensor: _lerp}
 
 
 def _torch() -> Any:

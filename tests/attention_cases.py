@@ -1,7 +1,6 @@
 """The cases on which FusedAttention must equal its reference, on every provider.
 
-A case is one node, its sizes, how its tensors lie and what stands in them. Inputs come from a seed, the expectation
-from the float64 reference. `check` compares; its docstring derives the tolerance.
+A case is one node, its sizes, how its tensors lie and what stands in them.
 """
 
 import zlib
@@ -12,7 +11,7 @@ import numpy as np
 from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Shape, compare, model_with, named
 from onnx import helper
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops.attention import OPERATOR, attributes_of, operands, scores_of
 from ortplugin.ops.attention.layout import Sizes, parse, shape_of
 from ortplugin.ops.attention.reference import laid_out, scores, softmax
@@ -241,10 +240,12 @@ def _check_present(case, found, wanted, inputs, c):
   wide = operands(attention, [x.astype(np.float64) if x.dtype != np.bool_ else x for x in inputs])[1]
   one = np.nan_to_num(np.max(np.abs(wide), axis=3, keepdims=True, initial=0), posinf=0)
   slack = laid_out(np.broadcast_to(8 * c * one, wide.shape), attention.past)
-  compare(f"{case.name}, present_key", found[0], wanted[0], laid_out(wide, attention.past), slack,
-          exact=not case.tables)  # fmt: skip
-  compare(f"{case.name}, present_value", found[1], wanted[1], wanted[1].astype(np.float64), slack[..., :1] * 0,
-          exact=True)  # fmt: skip
+  compare(
+    f"{case.name}, present_key", found[0], wanted[0], laid_out(wide, attention.past), slack, exact=not case.tables
+  )
+  compare(
+    f"{case.name}, present_value", found[1], wanted[1], wanted[1].astype(np.float64), slack[..., :1] * 0, exact=True
+  )
 
 
 # ---- cases
@@ -266,8 +267,9 @@ def _sizes():
     for at, head_size in enumerate((1, 8, 40, 64, 72, 128, 33, 256)):
       if (number + at) % 3 == 0:
         dtype = FLOATING[(number + at // 2) % 4]
-        made.append(case_of(f"{queries} by {keys}, head of {head_size}, {dtype}", dtype,
-                            (2, 3, queries, keys, head_size)))  # fmt: skip
+        made.append(
+          case_of(f"{queries} by {keys}, head of {head_size}, {dtype}", dtype, (2, 3, queries, keys, head_size))
+        )
   return made
 
 
@@ -292,8 +294,9 @@ def _masks():
       for mask in dict.fromkeys(("bool", "float", dtype)):
         for rows in ("nan", "zero"):
           if (number + (rows == "zero") + (mask == "bool")) % 2 == 0 or name == "all":
-            made.append(case_of(f"mask {name}, {mask} of {dtype}, {rows}", dtype, sizes, mask=(mask, shape),
-                                masked_rows=rows))  # fmt: skip
+            made.append(
+              case_of(f"mask {name}, {mask} of {dtype}, {rows}", dtype, sizes, mask=(mask, shape), masked_rows=rows)
+            )
   # The lowest number: in base 2 it is beyond float32, and still no -inf.
   for dtype in FLOATING:
     for mask, hidden in (("float", -3.4028234663852886e38), ("bfloat16", -3.3895313892515355e38)):
@@ -322,8 +325,7 @@ def _values():
     for values in ("special rows", "denormal", "negative zero"):
       made.append(case_of(f"{values}, {dtype}", dtype, (2, 2, 20, 70, 16), values=values))
     made.append(case_of(f"softcap, {dtype}", dtype, (2, 2, 20, 70, 16), softcap=2.0))
-    made.append(case_of(f"softcap and mask, {dtype}", dtype, (2, 2, 20, 70, 16), softcap=2.0,
-                        mask=("float", (20, 70))))  # fmt: skip
+    made.append(case_of(f"softcap and mask, {dtype}", dtype, (2, 2, 20, 70, 16), softcap=2.0, mask=("float", (20, 70))))
     made.append(case_of(f"scale 1, {dtype}", dtype, (1, 2, 5, 70, 8), scale=1.0))
     made.append(case_of(f"scale -0.5, {dtype}", dtype, (1, 2, 5, 70, 8), scale=-0.5))
     made.append(case_of(f"scale 0, {dtype}", dtype, (1, 2, 5, 70, 8), scale=0.0))
@@ -343,8 +345,9 @@ def _empty():
         made.append(case_of(f"{name}, {layout}, {dtype}", dtype, sizes, layout))
     for rows in ("nan", "zero"):
       mask = ("bool", (5, 0))
-      made.append(case_of(f"no keys, {rows}, {dtype}", dtype, (2, 2, 5, 0, 8), mask=mask, masked_rows=rows,
-                          causal="lower_right"))  # fmt: skip
+      made.append(
+        case_of(f"no keys, {rows}, {dtype}", dtype, (2, 2, 5, 0, 8), mask=mask, masked_rows=rows, causal="lower_right")
+      )
   return made
 
 
@@ -363,20 +366,21 @@ def _rotary():
         for kind in dict.fromkeys((dtype, "float")):
           name = f"rotary {rotary}, {rows} rows, {pairs} pairs of {size}, {kind} for {dtype}"
           shape = ((rows, pairs), (2, rows, pairs), (1, rows, pairs))[(number + len(kind)) % 3]
-          made.append(case_of(name, dtype, (2, 4, 2, rows, rows, size, size), tables=(kind, shape),
-                              rotary=rotary))  # fmt: skip
+          made.append(case_of(name, dtype, (2, 4, 2, rows, rows, size, size), tables=(kind, shape), rotary=rotary))
     for layout in ("merged", "channels first", "one of two", "packed, fewer heads"):
       sizes = (2, 4, 2, 37, 37, 16, 16)
-      made.append(case_of(f"rotary {rotary}, {layout}", "float16", sizes, layout, rotary=rotary,
-                          tables=("float16", (37, 8))))  # fmt: skip
+      made.append(
+        case_of(f"rotary {rotary}, {layout}", "float16", sizes, layout, rotary=rotary, tables=("float16", (37, 8)))
+      )
     for dtype in FLOATING:
       made.append(case_of(f"rotary {rotary}, everything, {dtype}", dtype, (2, 4, 4, 90, 90, 32, 24),
                           mask=("bool", (90, 90)), tables=(dtype, (2, 90, 12)), softcap=2.0, rotary=rotary,
                           causal="lower_right", window=50, masked_rows="zero"))  # fmt: skip
       made.append(case_of(f"rotary {rotary}, special rows, {dtype}", dtype, (2, 2, 70, 70, 16), rotary=rotary,
                           values="special rows", tables=(dtype, (70, 8))))  # fmt: skip
-    made.append(case_of(f"rotary {rotary}, nothing", "float16", (0, 2, 0, 0, 8), rotary=rotary,
-                        tables=("float16", (0, 4))))  # fmt: skip
+    made.append(
+      case_of(f"rotary {rotary}, nothing", "float16", (0, 2, 0, 0, 8), rotary=rotary, tables=("float16", (0, 4)))
+    )
   return list({case.name: case for case in made}.values())
 
 
@@ -396,15 +400,22 @@ def _past():
           made.append(case_of(f"past {past}, {queries} queries of {group}, {rotary}, {name}, {dtype}", dtype,
                               sizes, "merged" if number % 2 else "standard", mask, past=past, tables=tables,
                               masked_rows="zero", **given, **rotated))  # fmt: skip
-  for layout, of_past in (("packed, fewer heads", "b h s d"), ("channels first", "b h d s"), ("merged", "b s (h d)"),
-                          ("sequence first", "s b h d"), ("one of two", "(b h) s d"), ("K transposed", "s (b h) d"),
-                          ("heads in the batch", "h b s d")):  # fmt: skip
+  for layout, of_past in (
+    ("packed, fewer heads", "b h s d"),
+    ("channels first", "b h d s"),
+    ("merged", "b s (h d)"),
+    ("sequence first", "s b h d"),
+    ("one of two", "(b h) s d"),
+    ("K transposed", "s (b h) d"),
+    ("heads in the batch", "h b s d"),
+  ):
     for dtype in ("float16", "float"):
       sizes = (2, 4, 2, 5, 14, 16, 16) if layout == "packed, fewer heads" else (2, 6, 2, 5, 14, 24, 16)
       made.append(case_of(f"past {of_past}, {layout}, {dtype}", dtype, sizes, layout, past=9, rotary="half",
                           tables=("float", (5, 4)), past_layout=of_past))  # fmt: skip
-      made.append(case_of(f"past {of_past} {layout}, as it is, {dtype}", dtype, sizes, layout, past=9,
-                          past_layout=of_past))  # fmt: skip
+      made.append(
+        case_of(f"past {of_past} {layout}, as it is, {dtype}", dtype, sizes, layout, past=9, past_layout=of_past)
+      )
   for dtype in ("float16", "double"):
     made.append(case_of(f"past, nothing new, {dtype}", dtype, (2, 2, 3, 9, 16), past=9))
     made.append(case_of(f"past, no queries, {dtype}", dtype, (2, 2, 0, 9, 16), past=7))
@@ -460,8 +471,14 @@ TF32_CASES = tuple(
 
 # A session of this model runs with any cache; each run gives the next one's.
 GROWING = [
-  ["b", "s", 64], ["b", "s", 32], ["b", "s", 32], ["s", 8], ["s", 8], ["b", 2, "p", 16], ["b", 2, "p", 16],
-]  # fmt: skip
+  ["b", "s", 64],
+  ["b", "s", 32],
+  ["b", "s", 32],
+  ["s", 8],
+  ["s", 8],
+  ["b", 2, "p", 16],
+  ["b", 2, "p", 16],
+]
 
 
 def growing(past, rows):

@@ -1,7 +1,6 @@
 """The cases on which FusedConv must equal its reference, on every provider.
 
-A case is a geometry, an epilogue, a layout and a dtype. Inputs come from a seed, the expectation from the float64
-reference. `check` compares; `expect` says by how much a convolution may be off.
+A case is a geometry, an epilogue, a layout and a dtype. `expect` says by how much a convolution may be off.
 """
 
 import zlib
@@ -11,17 +10,7 @@ from typing import Any
 
 import numpy as np
 import pointwise_cases
-from node_cases import (
-  UNIT_ROUNDOFF,
-  VALUES,
-  Expectation,
-  ProductCase,
-  Shape,
-  check_results,
-  named,
-  output_name,
-  typed,
-)
+from node_cases import UNIT_ROUNDOFF, VALUES, Expectation, ProductCase, Shape, check_results, named, output_name, typed
 from onnx import helper
 
 from ortplugin.graph.conv_geometry import last, read_attributes
@@ -81,8 +70,9 @@ class Case(RandomProduct):
       return self
     x, w, *operands = self.shapes
     rank = len(x)
-    moved = tuple(last(each) if len(each) == rank else last((1, *each))[1:] if len(each) == rank - 1 else each
-                  for each in operands)  # fmt: skip
+    moved = tuple(
+      last(each) if len(each) == rank else last((1, *each))[1:] if len(each) == rank - 1 else each for each in operands
+    )
     attributes = {"kernel_shape": list(w[2:]), **self.attributes, "layout": layout}
     return replace(self, name=f"{self.name}, {layout}", shapes=(last(x), last(w), *moved), attributes=attributes)
 
@@ -329,10 +319,12 @@ def _cases():
   cases = [case.with_layout(layout) for case in cases for layout in ("NCHW", "NHWC")] + first
   constant = [case for case in cases if case.name.startswith(("3x3, ", "1x1, ", "groups, ", "SiLU, "))]
   # What ONNX Runtime's CPU does in blocks of 8 or 16 channels.
-  blocks = [made(f"{values}, {name}, {dtype}", BIAS_RELU, dtype, *GEOMETRIES[name][:2], values, **GEOMETRIES[name][2])
-            for name in ("many channels", "stem", "depthwise", "depthwise 5x5 with strides")
-            for values in ("normal", "special", "large")
-            for dtype in FLOATING]  # fmt: skip
+  blocks = [
+    made(f"{values}, {name}, {dtype}", BIAS_RELU, dtype, *GEOMETRIES[name][:2], values, **GEOMETRIES[name][2])
+    for name in ("many channels", "stem", "depthwise", "depthwise 5x5 with strides")
+    for values in ("normal", "special", "large")
+    for dtype in FLOATING
+  ]
   blocks += [
       made(f"{name}, {epilogue}, {dtype}", EPILOGUES[epilogue], dtype, *GEOMETRIES[name][:2], **GEOMETRIES[name][2])
       for name in ("many channels", "depthwise")

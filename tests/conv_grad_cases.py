@@ -1,6 +1,6 @@
 """The cases on which ConvGrad must equal its reference, on every provider, and how they are compared.
 
-A case is a geometry, a program and a dtype. `check` compares; its docstring derives the tolerance.
+A case is a geometry, a program and a dtype.
 """
 
 import math
@@ -45,8 +45,7 @@ class Geometry:
     extents = [(k - 1) * d + 1 for k, d in zip(self.kernel, dilations, strict=True)]
     around = [pads[i] + pads[i + rank] for i in range(rank)]
     if transposed:
-      made = [(i - 1) * s + e - p + r
-              for i, s, e, p, r in zip(self.size, strides, extents, around, rest, strict=True)]  # fmt: skip
+      made = [(i - 1) * s + e - p + r for i, s, e, p, r in zip(self.size, strides, extents, around, rest, strict=True)]
       w = (self.channels, self.filters // self.group, *self.kernel)
     else:
       made = [(i + p - e) // s + 1 for i, s, e, p in zip(self.size, strides, extents, around, strict=True)]
@@ -131,16 +130,11 @@ EXACT = ("Greater", "Where", "Cast", "Mul", "Neg")  # statements that round at m
 
 
 def check(case, outputs, inputs=None, unit=0):
-  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference, as `compare` does, with the slack (UNITS + sqrt(n)) c size.
 
-  Shape and dtype are equal, and
-
-      |got - wanted| <= u |wanted| + smallest / 2 + (UNITS + sqrt(n)) c size
-
-  where `wanted` is the reference before its rounding to the output's dtype, u the unit roundoff of that dtype,
-  `smallest` its smallest subnormal number, c that of the arithmetic (`unit`, if that is larger; T's own where the
-  program may round dZ another way than float64), n the most terms of a sum and `size` the sum of their sizes: terms
-  that are added one after another are off by some sqrt(n) units. A term left out or taken twice shows.
+  c is the unit roundoff of the arithmetic (`unit`, if that is larger; T's own where the program may round dZ another
+  way than float64), n the most terms of a sum and `size` the sum of their sizes: terms that are added one after
+  another are off by some sqrt(n) units. A term left out or taken twice shows.
   """
   arrays = case.inputs() if inputs is None else list(inputs)
   node, program = case.node(), case.program
@@ -181,27 +175,28 @@ WIDENED = "(float16 dy) => (float dz) { dz = Cast<to=float>(dy) }"
 SIGMOID = "(T dy, T y) => (T dz, T r) { a = Sub(1, y) b = Mul(a, y) dz = Mul(b, dy) r = Neg(dy) }"
 
 GEOMETRIES = {
-    "3x3": Geometry(2, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)),
-    "1x1": Geometry(2, 5, (6, 7), 3, (1, 1)),
-    "strided": Geometry(2, 3, (9, 7), 4, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
-    "strided with a rest": Geometry(3, 4, (8, 11), 2, (3, 2), strides=(2, 3), pads=(1, 0, 1, 0), rest=(1, 2)),
-    "wide strides": Geometry(2, 2, (9, 10), 3, (2, 2), strides=(3, 4), rest=(2, 1)),
-    "asymmetric pads": Geometry(1, 3, (6, 5), 2, (3, 4), pads=(0, 2, 2, 1)),
-    "dilated": Geometry(2, 2, (9, 11), 3, (3, 2), dilations=(2, 3), pads=(2, 1, 1, 2)),
-    "dilated and strided": Geometry(1, 4, (11, 9), 2, (2, 3), strides=(3, 2), dilations=(2, 3), pads=(1, 1, 1, 1),
-                                    rest=(1, 1)),
-    "groups": Geometry(2, 6, (7, 5), 9, (3, 3), pads=(1, 1, 1, 1), group=3),
-    "depthwise": Geometry(2, 8, (6, 6), 8, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=8, rest=(1, 1)),
-    "depth multiplier": Geometry(2, 3, (5, 6), 6, (3, 3), pads=(1, 1, 1, 1), group=3),
-    "kernel is stride": Geometry(2, 3, (4, 6), 5, (2, 2), strides=(2, 2)),
-    "1-D": Geometry(3, 4, (19,), 2, (5,), strides=(2,), pads=(2, 1)),
-    "3-D": Geometry(2, 2, (4, 5, 3), 3, (3, 2, 3), strides=(1, 2, 1), pads=(1, 0, 1, 1, 1, 1)),
-    "many channels": Geometry(2, 24, (5, 5), 40, (3, 3), pads=(1, 1, 1, 1)),
-    "large kernel": Geometry(1, 2, (5, 4), 2, (5, 4), pads=(4, 3, 4, 3)),
-    "one pixel": Geometry(3, 8, (1, 1), 6, (1, 1)),
-    "one pixel, padded": Geometry(3, 8, (1, 1), 6, (3, 3), pads=(1, 1, 1, 1)),
-    "to one pixel": Geometry(2, 8, (3, 3), 6, (3, 3)),
-}  # fmt: skip
+  "3x3": Geometry(2, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)),
+  "1x1": Geometry(2, 5, (6, 7), 3, (1, 1)),
+  "strided": Geometry(2, 3, (9, 7), 4, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+  "strided with a rest": Geometry(3, 4, (8, 11), 2, (3, 2), strides=(2, 3), pads=(1, 0, 1, 0), rest=(1, 2)),
+  "wide strides": Geometry(2, 2, (9, 10), 3, (2, 2), strides=(3, 4), rest=(2, 1)),
+  "asymmetric pads": Geometry(1, 3, (6, 5), 2, (3, 4), pads=(0, 2, 2, 1)),
+  "dilated": Geometry(2, 2, (9, 11), 3, (3, 2), dilations=(2, 3), pads=(2, 1, 1, 2)),
+  "dilated and strided": Geometry(
+    1, 4, (11, 9), 2, (2, 3), strides=(3, 2), dilations=(2, 3), pads=(1, 1, 1, 1), rest=(1, 1)
+  ),
+  "groups": Geometry(2, 6, (7, 5), 9, (3, 3), pads=(1, 1, 1, 1), group=3),
+  "depthwise": Geometry(2, 8, (6, 6), 8, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=8, rest=(1, 1)),
+  "depth multiplier": Geometry(2, 3, (5, 6), 6, (3, 3), pads=(1, 1, 1, 1), group=3),
+  "kernel is stride": Geometry(2, 3, (4, 6), 5, (2, 2), strides=(2, 2)),
+  "1-D": Geometry(3, 4, (19,), 2, (5,), strides=(2,), pads=(2, 1)),
+  "3-D": Geometry(2, 2, (4, 5, 3), 3, (3, 2, 3), strides=(1, 2, 1), pads=(1, 0, 1, 1, 1, 1)),
+  "many channels": Geometry(2, 24, (5, 5), 40, (3, 3), pads=(1, 1, 1, 1)),
+  "large kernel": Geometry(1, 2, (5, 4), 2, (5, 4), pads=(4, 3, 4, 3)),
+  "one pixel": Geometry(3, 8, (1, 1), 6, (1, 1)),
+  "one pixel, padded": Geometry(3, 8, (1, 1), 6, (3, 3), pads=(1, 1, 1, 1)),
+  "to one pixel": Geometry(2, 8, (3, 3), 6, (3, 3)),
+}
 
 
 def _grid():
@@ -245,10 +240,11 @@ def _others():
       Case(f"no images, transposed, {dtype}", replace(some, batch=0), typed(BARE, dtype), transposed=True),
     ]
   cases += [
-      Case(f"float16 gradient of float, only {gradients} from {operands or 'nothing'}", some, WIDENED, gradients,
-           operands)
-      for gradients, operands in (("dX dW dB", "X W"), ("dW dB", "X W"), ("dW", "X"), ("dX", "W"), ("dB", ""))
-  ]  # fmt: skip
+    Case(
+      f"float16 gradient of float, only {gradients} from {operands or 'nothing'}", some, WIDENED, gradients, operands
+    )
+    for gradients, operands in (("dX dW dB", "X W"), ("dW dB", "X W"), ("dW", "X"), ("dX", "W"), ("dB", ""))
+  ]
   return cases
 
 

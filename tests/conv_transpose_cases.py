@@ -5,19 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from node_cases import (
-  UNIT_ROUNDOFF,
-  ProductCase,
-  Shape,
-  compare,
-  named,
-  normal_inputs,
-  output_name,
-  typed,
-)
+from node_cases import UNIT_ROUNDOFF, ProductCase, Shape, compare, named, normal_inputs, output_name, typed
 from onnx import helper
 
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR, attributes_of
 from ortplugin.ops.conv_transpose.reference import transposed_convolution
 from ortplugin.ops.pointwise_reference import values
@@ -87,14 +78,12 @@ SLOPE = 4.0  # what an activation may multiply an error by
 
 
 def check(case, outputs, inputs=None, unit=0, split=False):
-  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference, as `compare` does, with the slack SLOPE (UNITS + sqrt(n)) c size.
 
-  Shape and dtype are equal, and |got - wanted| <= u |wanted| + smallest / 2 + SLOPE (UNITS + sqrt(n)) c size, where
-  `wanted` is the reference before its rounding to the output's dtype, u the unit roundoff of that dtype, `smallest`
-  its smallest subnormal number, c the unit roundoff of the arithmetic (`unit`, if that is larger), n the most terms
-  of a sum and `size` the sum of their sizes, or the largest value that the program makes of it. `split`: the value
-  may have been stored in its dtype before the program, where a library could not take that in, which adds a rounding
-  of SLOPE times the largest of the values.
+  c is the unit roundoff of the arithmetic (`unit`, if that is larger), n the most terms of a sum and `size` the sum of
+  their sizes, or the largest value that the program makes of it. `split`: the value may have been stored in its dtype
+  before the program, where a library could not take that in, which adds a rounding of SLOPE times the largest of the
+  values.
   """
   arrays = case.inputs() if inputs is None else list(inputs)
   node, program = case.node(), case.program
@@ -130,30 +119,35 @@ RESIDUAL = "(T c, T b, T r) => (T y, T s) { a = Add(c, b) s = Add(a, r) y = Tanh
 
 # name: x, w, attributes
 GEOMETRIES = {
-    "3x3": ((2, 3, 7, 9), (3, 4, 3, 3), {"pads": [1, 1, 1, 1]}),
-    "1x1": ((2, 5, 6, 7), (5, 3, 1, 1), {}),
-    "strided": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    "output_padding": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 3], "pads": [1, 1, 1, 1], "output_padding": [1, 2]}),
-    "output_shape": ((2, 3, 5, 4), (3, 2, 3, 3), {"strides": [2, 3], "output_shape": [10, 12]}),
-    "output_shape, SAME_UPPER": (
-        (1, 3, 5, 4), (3, 2, 4, 3), {"strides": [2, 2], "output_shape": [11, 8], "auto_pad": "SAME_UPPER"}
-    ),
-    "SAME_UPPER": ((2, 2, 5, 4), (2, 3, 3, 4), {"strides": [2, 3], "auto_pad": "SAME_UPPER"}),
-    "SAME_LOWER": ((2, 2, 5, 4), (2, 3, 4, 4), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
-    "VALID": ((2, 2, 5, 4), (2, 3, 3, 2), {"strides": [1, 2], "auto_pad": "VALID"}),
-    "asymmetric pads": ((1, 3, 6, 5), (3, 2, 3, 4), {"pads": [0, 2, 2, 1]}),
-    "dilated": ((2, 2, 6, 5), (2, 3, 3, 2), {"dilations": [2, 3], "pads": [2, 1, 1, 2]}),
-    "groups": ((2, 6, 5, 5), (6, 3, 3, 3), {"pads": [1, 1, 1, 1], "group": 3}),
-    "depthwise": ((2, 8, 5, 4), (8, 1, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 8,
-                                               "output_padding": [1, 1]}),
-    "kernel is stride": ((2, 3, 4, 6), (3, 5, 2, 2), {"strides": [2, 2]}),
-    "DCGAN": ((2, 24, 4, 4), (24, 16, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    "gaps": ((1, 2, 4, 3), (2, 2, 2, 1), {"strides": [3, 2], "output_padding": [1, 1]}),
-    "1-D": ((3, 4, 11), (4, 2, 5), {"strides": [2], "pads": [2, 1]}),
-    "3-D": ((2, 2, 4, 3, 3), (2, 3, 3, 2, 3), {"strides": [1, 2, 1], "pads": [1, 0, 1, 1, 1, 1]}),
-    "aligned": ((2, 16, 6, 6), (16, 32, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-    "1x1 of one row": ((1, 5, 1, 7), (5, 3, 1, 1), {}),
-}  # fmt: skip
+  "3x3": ((2, 3, 7, 9), (3, 4, 3, 3), {"pads": [1, 1, 1, 1]}),
+  "1x1": ((2, 5, 6, 7), (5, 3, 1, 1), {}),
+  "strided": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  "output_padding": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 3], "pads": [1, 1, 1, 1], "output_padding": [1, 2]}),
+  "output_shape": ((2, 3, 5, 4), (3, 2, 3, 3), {"strides": [2, 3], "output_shape": [10, 12]}),
+  "output_shape, SAME_UPPER": (
+    (1, 3, 5, 4),
+    (3, 2, 4, 3),
+    {"strides": [2, 2], "output_shape": [11, 8], "auto_pad": "SAME_UPPER"},
+  ),
+  "SAME_UPPER": ((2, 2, 5, 4), (2, 3, 3, 4), {"strides": [2, 3], "auto_pad": "SAME_UPPER"}),
+  "SAME_LOWER": ((2, 2, 5, 4), (2, 3, 4, 4), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
+  "VALID": ((2, 2, 5, 4), (2, 3, 3, 2), {"strides": [1, 2], "auto_pad": "VALID"}),
+  "asymmetric pads": ((1, 3, 6, 5), (3, 2, 3, 4), {"pads": [0, 2, 2, 1]}),
+  "dilated": ((2, 2, 6, 5), (2, 3, 3, 2), {"dilations": [2, 3], "pads": [2, 1, 1, 2]}),
+  "groups": ((2, 6, 5, 5), (6, 3, 3, 3), {"pads": [1, 1, 1, 1], "group": 3}),
+  "depthwise": (
+    (2, 8, 5, 4),
+    (8, 1, 3, 3),
+    {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 8, "output_padding": [1, 1]},
+  ),
+  "kernel is stride": ((2, 3, 4, 6), (3, 5, 2, 2), {"strides": [2, 2]}),
+  "DCGAN": ((2, 24, 4, 4), (24, 16, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  "gaps": ((1, 2, 4, 3), (2, 2, 2, 1), {"strides": [3, 2], "output_padding": [1, 1]}),
+  "1-D": ((3, 4, 11), (4, 2, 5), {"strides": [2], "pads": [2, 1]}),
+  "3-D": ((2, 2, 4, 3, 3), (2, 3, 3, 2, 3), {"strides": [1, 2, 1], "pads": [1, 0, 1, 1, 1, 1]}),
+  "aligned": ((2, 16, 6, 6), (16, 32, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+  "1x1 of one row": ((1, 5, 1, 7), (5, 3, 1, 1), {}),
+}
 
 
 def _grid():
@@ -195,8 +189,11 @@ def _turned():
     for name in ("strided", "output_shape", "groups", "1-D", "3-D", "1x1 of one row"):
       x, w, attributes = GEOMETRIES[name]
       filters, spatial = w[1] * attributes.get("group", 1), (1,) * (len(x) - 2)
-      cases.append(Case(f"{name}, turned, {dtype}", typed(BIAS_RELU, dtype), x, w, ((filters, *spatial),), "NHWC",
-                        attributes | first))  # fmt: skip
+      cases.append(
+        Case(
+          f"{name}, turned, {dtype}", typed(BIAS_RELU, dtype), x, w, ((filters, *spatial),), "NHWC", attributes | first
+        )
+      )
     x, w, attributes = GEOMETRIES["strided"]
     cases += [
         Case(f"bare, turned, {dtype}", typed(BARE, dtype), x, w, (), "NHWC", attributes | first),

@@ -127,8 +127,7 @@ class DeviceSession(CapturingSession):
     feeds = {name: self._read(name, bound) for name, bound in binding.inputs.items()}
     if graph != "-1":
       feeds |= self.kept.setdefault(graph, {name: feeds[name] for name in self.on_host})
-    outputs = run_on_host(self.session, feeds, list(binding.outputs))
-    self._answer(binding, outputs)
+    self._answer(binding, run_on_host(self.session, feeds, list(binding.outputs)))
 
   def _read(self, name, bound):
     if isinstance(bound, np.ndarray):

@@ -1,7 +1,6 @@
 """The cases on which FusedLayerNorm must equal its reference, on every provider.
 
-A case is a program, the shapes of its inputs and what stands in them. Inputs come from a seed, the expectation from the
-float64 reference. `check` compares; its docstring derives the tolerance.
+A case is a program, the shapes of its inputs and what stands in them.
 """
 
 import math
@@ -107,20 +106,16 @@ def _conditioning(s, op, epsilon):
 
 
 def check(case, outputs, expected=None):
-  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference, as `check_results` does, with the slack
 
-  Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools. Otherwise
+      ROUNDINGS c (m + max(m, 1) max|s| / sqrt(v + epsilon))
 
-      |got - wanted| <= u |wanted| + smallest / 2 + ROUNDINGS c (m + max(m, 1) max|s| / sqrt(v + epsilon))
+  where m is the largest magnitude of `wide` in the row and c the unit roundoff of the arithmetic. The factor with s is
+  how much a mean that is wrong in its last bit is magnified in a row whose elements lie close together, which x_hat,
+  of the order of 1, shows even where it is 0. float64's own errors are the reference's; in double they are of c's
+  order.
 
-  where `wanted` is the reference before its rounding to the result's dtype and m its largest magnitude in the row, u
-  the unit roundoff of the result's dtype (twice that of a coarser dtype that the program casts to, where one of two
-  neighbours may be taken), `smallest` its smallest subnormal number and c the unit roundoff of the arithmetic. The
-  factor with s is how much a mean that is wrong in its last bit is magnified in a row whose elements lie close
-  together, which x_hat, of the order of 1, shows even where it is 0. float64's own errors are the reference's; in
-  double they are of c's order.
-
-  Returns the largest part of the last term that was used.
+  Returns the largest part of it that was used.
   """
   return check_results(case, outputs, expect(case) if expected is None else expected)
 

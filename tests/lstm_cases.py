@@ -1,7 +1,6 @@
 """The cases on which FusedLSTM must equal its reference, on every provider.
 
-A case is one node and its sizes. Inputs come from a seed, the expectation from the float64 reference. `check` compares;
-its docstring has the tolerance.
+A case is one node and its sizes.
 """
 
 import zlib
@@ -11,7 +10,7 @@ import numpy as np
 from node_cases import UNIT_ROUNDOFF, compare, model_with, named
 from onnx import helper
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops.lstm import DIRECTIONS, DTYPES, reference
 from ortplugin.program import NUMPY_DTYPES
 

@@ -1,7 +1,7 @@
 """The cases on which FusedMatMul must equal its reference, on every provider.
 
-A case is the shapes of A and B, an epilogue and a dtype. Inputs come from a seed, the expectation from the float64
-reference, the slack from conv_cases.py: a product is a convolution of one element.
+A case is the shapes of A and B, an epilogue and a dtype. The slack is that of conv_cases.py: a product is a
+convolution of one element.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 from conv_cases import BARE, BIAS, BIAS_RELU, EPILOGUES, RESIDUAL_RELU, RandomProduct, expect_of
-from node_cases import (
-  Shape,
-  check_results,
-  named,
-  output_name,
-  typed,
-)
+from node_cases import Shape, check_results, named, output_name, typed
 from onnx import helper
 
 from ortplugin.ops.matmul import OPERATOR

@@ -5,10 +5,13 @@ import re
 import numpy as np
 import onnx.parser
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortplugin.graph.convert import import_model
+from ortplugin.graph import import_model
 from ortplugin.model.annotate import annotate
+
+parametrize = pytest.mark.parametrize
 
 _CONSTANT = re.compile(r"(^|(?<=[\]{})>]))(\s*\w+ = )([a-z]+\d*(?:\[[^\]]*\])? \{[^{}]*\})")
 _VECTOR = re.compile(r"(^|(?<=[{})>]))(\s*\w+ = )(\{[-0-9, ]+\})")
@@ -17,7 +20,7 @@ _VECTOR = re.compile(r"(^|(?<=[{})>]))(\s*\w+ = )(\{[-0-9, ]+\})")
 def in_full(nodes):
   """Nodes in ONNX's textual syntax, of text in which constants may be 'a = float {0.5}' or 'a = {1, 2}', of int64."""
   whole = _VECTOR.sub(lambda match: f"{match[2]}int64[{match[3].count(',') + 1}] {match[3]}", nodes)
-  return _CONSTANT.sub(r"\1\2Constant<value = \3> ()", whole)
+  return _CONSTANT.sub(r"\1\2Constant<value=\3>()", whole)
 
 
 def parsed(graph, opset=17, ir=8, *, domains=(), weights=None):
@@ -54,6 +57,16 @@ def built(nodes, inputs, outputs, *versions, **options):
   return model
 
 
+def op_types(model):
+  """The operators of the graph's nodes in order."""
+  return [node.op_type for node in model.graph.node]
+
+
+def nodes_of(model, op_type):
+  """The graph's nodes of one operator in order."""
+  return [node for node in model.graph.node if node.op_type == op_type]
+
+
 def all_attributes(node):
   """The node's attributes by name."""
   return {each.name: helper.get_attribute_value(each) for each in node.attribute}
@@ -71,5 +84,4 @@ def computed(model, feeds):
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 4
   data = model if isinstance(model, bytes) else model.SerializeToString()
-  session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-  return list(session.run(None, dict(feeds)))
+  return list(onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, dict(feeds)))

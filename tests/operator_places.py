@@ -88,8 +88,7 @@ def check_decomposition(program, opset):
   """Raises what ONNX's checkers raise of a node that the standard lacks, or has in other dtypes."""
   names = [each.name for each in program.parameters]
   inputs = {each.name: (each.dtype, [3]) for each in program.parameters}
-  nodes = to_onnx(program, names, ["y"], opset, "t")
-  model = built(nodes, inputs, {"y": (program.results[0].dtype, [3])}, opset, 10)
+  model = built(to_onnx(program, names, ["y"], opset, "t"), inputs, {"y": (program.results[0].dtype, [3])}, opset, 10)
   onnx.checker.check_model(model)
   onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
@@ -129,8 +128,15 @@ for _case in CASES:
 
 
 DOCS = "docs/programs.md"
-_DOCS_TYPES = {"F": FLOATING, "I": INTEGERS, "U": UNSIGNED, "N": NUMBERS, "A": DTYPES, "": FLOATING,
-               "F, int32, int64, uint32, uint64": SUMS}  # fmt: skip
+_DOCS_TYPES = {
+  "F": FLOATING,
+  "I": INTEGERS,
+  "U": UNSIGNED,
+  "N": NUMBERS,
+  "A": DTYPES,
+  "": FLOATING,
+  "F, int32, int64, uint32, uint64": SUMS,
+}
 _DOCS_LETTERS = {"T": "T", "bool": "B", "attribute's": "C"}
 
 

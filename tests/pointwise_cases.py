@@ -1,7 +1,6 @@
 """The cases on which FusedPointwise must equal its reference, on every provider.
 
-A case is a program, the shapes of its inputs and what stands in them. Inputs come from a seed, the expectation from the
-float64 reference. `check` compares; its docstring derives the tolerance.
+A case is a program, the shapes of its inputs and what stands in them.
 """
 
 from dataclasses import dataclass
@@ -91,18 +90,11 @@ def _kept_as(dtype):
 
 
 def check(case, outputs, expected=None):
-  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference, as `check_results` does.
 
-  Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers.
-  Otherwise
-
-      |got - wanted| <= u |wanted| + smallest / 2 + slack
-
-  where `wanted` is the reference before its rounding to the result's dtype, u the unit roundoff of the result's dtype
-  (twice that of a coarser dtype that the program casts to, where one of two neighbours may be taken) and `smallest`
-  its smallest subnormal number. The slack is measured, element by element: by how much the result moves if a
-  statement's value is moved by UNITS units of roundoff of the arithmetic (of its operand, for ACTIVATIONS), summed
-  over the statements. So a cancellation gets what it needs and nothing else does.
+  The slack is measured, element by element: by how much the result moves if a statement's value is moved by UNITS
+  units of roundoff of the arithmetic (of its operand, for ACTIVATIONS), summed over the statements. So a cancellation
+  gets what it needs and nothing else does.
   """
   check_results(case, outputs, expect(case) if expected is None else expected)
 

@@ -168,8 +168,7 @@ class _Pool:
       else:
         operands.append(self.value([bound]))
     attributes = self.attributes(spec, bound)
-    result = {"T": bound, "B": "bool", "C": str(attributes.get("to"))}[spec.result]
-    self.add(spec.name, operands, attributes, result)
+    self.add(spec.name, operands, attributes, {"T": bound, "B": "bool", "C": str(attributes.get("to"))}[spec.result])
 
   def attributes(self, spec, dtype):
     drawn = {}
@@ -200,8 +199,7 @@ def examples(draw):
     pool.statement()
   used = {name for statement in pool.statements for name in statement.names}
   names = [name for name in pool.dtypes if name not in used or pick(draw, (False,) * 7 + (True,))]
-  results = [Parameter(pool.dtypes[name], name) for name in names[-16:]]
-  program = drop_unused(parameters, results, pool.statements)
+  program = drop_unused(parameters, [Parameter(pool.dtypes[name], name) for name in names[-16:]], pool.statements)
   shapes = draw(shapes_of(len(program.parameters)))
   styles = tuple(pick(draw, STYLES) for _ in program.parameters)
   return Example(program, shapes, styles, draw(_NUMBERS) * 120 + draw(_NUMBERS), pick(draw, (False, True)))
@@ -209,8 +207,14 @@ def examples(draw):
 
 # ---- ONNX's own operators
 
-WIDER = {"int8": ("int32", "int64"), "int16": ("int32", "int64"), "uint8": ("int32", "int64"),
-         "uint16": ("int32", "int64"), "int32": ("int64",), "uint32": ("int64",)}  # fmt: skip
+WIDER = {
+  "int8": ("int32", "int64"),
+  "int16": ("int32", "int64"),
+  "uint8": ("int32", "int64"),
+  "uint16": ("int32", "int64"),
+  "int32": ("int64",),
+  "uint32": ("int64",),
+}
 MODULAR = ("Add", "Sub", "Mul")  # a uint64's low bits are those of the same in int64
 
 
@@ -315,8 +319,7 @@ class _Graph:
     if op == "PRelu" and isinstance(statement.operands[0], str):
       # ONNX broadcasts the slope only.
       shapes = [self.shapes[each] for each in statement.names]
-      whole = self.constant(np.array(np.broadcast_shapes(*shapes)), "int64")
-      operands[0] = self.op("Expand", x, whole)
+      operands[0] = self.op("Expand", x, self.constant(np.array(np.broadcast_shapes(*shapes)), "int64"))
     elif op == "PRelu":
       operands[0] = self.op("Expand", x, self.constant(np.array(self.shapes[statement.names[0]]), "int64"))
     if op == "Clip" and any(isinstance(each, str) for each in statement.operands[1:]):
@@ -385,8 +388,11 @@ def fused_graph(example, instead=()):
       nodes.append(helper.make_node("Transpose", [name], [names[index]], **order))
   outputs = [helper.make_tensor_value_info(f"out_{r.name}", ONNX_DTYPES[r.dtype], None) for r in program.results]
   if not instead:
-    nodes.append(helper.make_node("FusedPointwise", names, [each.name for each in outputs], "fused",
-                                  domain="ortplugin", program=str(program)))  # fmt: skip
+    nodes.append(
+      helper.make_node(
+        "FusedPointwise", names, [each.name for each in outputs], "fused", domain="ortplugin", program=str(program)
+      )
+    )
   return helper.make_graph(nodes, "g", inputs, outputs)
 
 
@@ -405,8 +411,7 @@ def onnx_results(example):
     helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], s)
     for p, s in zip(program.parameters, example.shapes, strict=True)
   ]
-  session = session_of(helper.make_graph(graph.nodes, "g", inputs, outputs, graph.initializers))
-  found = run(session, example.feeds())
+  found = run(session_of(helper.make_graph(graph.nodes, "g", inputs, outputs, graph.initializers)), example.feeds())
   return {each.name: found[output.name] for each, output in zip(results, outputs, strict=True)}
 
 

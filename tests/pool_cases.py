@@ -1,7 +1,6 @@
 """The cases on which FusedPool and FusedResize must equal their references, on every provider.
 
-A case is one node, the shape of its input and what stands in it. Inputs come from a seed, the expectation from the
-float64 reference. `check` compares; its docstring derives the tolerance.
+A case is one node, the shape of its input and what stands in it.
 """
 
 import math
@@ -13,7 +12,7 @@ import numpy as np
 from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Shape, compare, model_with, named, same_kind
 from onnx import helper
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 from ortplugin.program import DTYPE_NAMES, FLOATING, NUMPY_DTYPES
 
@@ -307,22 +306,33 @@ _TWICE = {"mode": "linear", "scales": (2.0, 2.0)}
 
 # Enough elements for every core and every block.
 LARGE_CASES = tuple(
-  Case(f"large: {name}, {layout}, {dtype}", op, dtype, in_layout(layout, batch, channels, spatial),
-       frozen({**given, "layout": layout}))
+  Case(
+    f"large: {name}, {layout}, {dtype}",
+    op,
+    dtype,
+    in_layout(layout, batch, channels, spatial),
+    frozen({**given, "layout": layout}),
+  )
   for name, op, given, batch, channels, spatial in (
-      ("ResNet's stem", "FusedPool", _STEM, 8, 64, (112, 112)),
-      ("DenseNet's halves", "FusedPool", _HALF, 4, 128, (56, 56)),
-      ("squeeze", "FusedPool", {"kind": "global_average"}, 2, 32, (112, 112)),
-      ("ResNet's end", "FusedPool", {"kind": "global_average"}, 8, 2048, (7, 7)),
-      ("largest of an image", "FusedPool", {"kind": "global_max"}, 3, 72, (61, 67)),
-      ("twice", "FusedResize", _TWICE, 2, 64, (64, 48)),
-      ("eight times", "FusedResize", {"mode": "linear", "sizes": (224, 224)}, 2, 21, (28, 28)),
-      ("nearest", "FusedResize", {"scales": (2.0, 2.0), "nearest_mode": "floor",
-                                  "coordinate_transformation_mode": "asymmetric"}, 2, 64, (64, 48)),
+    ("ResNet's stem", "FusedPool", _STEM, 8, 64, (112, 112)),
+    ("DenseNet's halves", "FusedPool", _HALF, 4, 128, (56, 56)),
+    ("squeeze", "FusedPool", {"kind": "global_average"}, 2, 32, (112, 112)),
+    ("ResNet's end", "FusedPool", {"kind": "global_average"}, 8, 2048, (7, 7)),
+    ("largest of an image", "FusedPool", {"kind": "global_max"}, 3, 72, (61, 67)),
+    ("twice", "FusedResize", _TWICE, 2, 64, (64, 48)),
+    ("eight times", "FusedResize", {"mode": "linear", "sizes": (224, 224)}, 2, 21, (28, 28)),
+    (
+      "nearest",
+      "FusedResize",
+      {"scales": (2.0, 2.0), "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"},
+      2,
+      64,
+      (64, 48),
+    ),
   )
   for layout in ("NCHW", "NHWC")
   for dtype in ("float16", "float")
-)  # fmt: skip
+)
 
 by_name = named((*CASES, *LARGE_CASES))
 assert all(math.prod(case.shape) > 0 for case in LARGE_CASES)

@@ -14,7 +14,7 @@ import numpy as np
 from node_cases import OPSET, UNIT_ROUNDOFF, Shape, bits, model_with, named, same_kind
 from onnx import TensorProto, helper
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 from ortplugin.ops.scatter import attributes_of, reference
 
@@ -247,15 +247,7 @@ def nd(name, data, indices, dtype="float", kind="mixed", values="bits", **given)
 
 
 def elements(
-  name,
-  data,
-  updates,
-  dtype="float",
-  kind="mixed",
-  values="bits",
-  indices=None,
-  index_dtype="int64",
-  **given,
+  name, data, updates, dtype="float", kind="mixed", values="bits", indices=None, index_dtype="int64", **given
 ):
   """A ScatterElements; indices have updates' shape unless they broadcast to it."""
   shapes = (data, updates if indices is None else indices, updates)
@@ -264,15 +256,7 @@ def elements(
   )
 
 
-def window(
-  name,
-  data,
-  updates,
-  starts,
-  dtype="float",
-  scalar=False,
-  **given,
-):
+def window(name, data, updates, starts, dtype="float", scalar=False, **given):
   """An UpdateSlice; `scalar`: its only start has no dimension."""
   shapes = (data, updates, () if scalar else (len(starts),))
   return Case(f"slice {name}, {dtype}", "UpdateSlice", dtype, shapes, starts, tuple(given.items()))

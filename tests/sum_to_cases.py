@@ -1,7 +1,6 @@
 """The cases on which FusedSumTo must equal its reference, on every provider.
 
 A case is a program, the shapes of its inputs and what stands in them.
-`check` compares; its docstring derives the tolerance.
 """
 
 from dataclasses import dataclass
@@ -210,9 +209,4 @@ LARGE_CASES = tuple(
 by_name = named((*CASES, *LARGE_CASES))
 
 # What the operands of BOTH become from run to run.
-CHANGING = (
-  ((2, 3, 5, 7), (3, 1, 7)),
-  ((1, 1, 1, 1), (3, 5, 7)),
-  ((2, 0, 5, 7), (1, 1, 7)),
-  ((0, 3, 5, 7), (3, 1, 7)),
-)
+CHANGING = (((2, 3, 5, 7), (3, 1, 7)), ((1, 1, 1, 1), (3, 5, 7)), ((2, 0, 5, 7), (1, 1, 7)), ((0, 3, 5, 7), (3, 1, 7)))

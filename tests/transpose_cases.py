@@ -10,7 +10,7 @@ import numpy as np
 from node_cases import Shape, bits, model_with, named, same_kind
 from onnx import helper
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops.transpose import TO_THE_END, reference
 from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES
 

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from ortplugin.errors import OrtPluginError, RuntimeMissingError, one_line
+from ..errors import OrtPluginError, RuntimeMissingError, one_line
 
 _START_SECONDS = 120.0
 _POLL_SECONDS = 0.05

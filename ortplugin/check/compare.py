@@ -24,7 +24,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ortplugin.report import OutputComparison
+from ..arrays import Array
+from ..report import OutputComparison
 
 # dtype -> (rtol, atol as a fraction of the output's scale)
 DEFAULTS: dict[str, tuple[float, float]] = {
@@ -113,7 +114,7 @@ def _merge(results: dict[str, _Result]) -> _Result:
   )
 
 
-def _form_reason(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> str:
+def _form_reason(expected: Array, actual: Array) -> str:
   if actual.shape != expected.shape:
     return f"shape {list(actual.shape)} instead of {list(expected.shape)}"
   if actual.dtype != expected.dtype and not (expected.dtype.kind in "OUST" and actual.dtype.kind in "OUST"):
@@ -121,7 +122,7 @@ def _form_reason(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -
   return ""
 
 
-def _compare_arrays(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], tolerance: Tolerance) -> _Result:
+def _compare_arrays(expected: Array, actual: Array, tolerance: Tolerance) -> _Result:
   if tolerance.precision and expected.dtype != actual.dtype and _is_float(expected.dtype) and _is_float(actual.dtype):
     actual = actual.astype(expected.dtype)
   reason = _form_reason(expected, actual)
@@ -141,7 +142,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
   return dtype.kind == "f" or (dtype.type.__module__.startswith("ml_dtypes") and "float" in dtype.name)
 
 
-def _blocks(*arrays: np.ndarray[Any, Any]) -> Iterator[tuple[int, list[np.ndarray[Any, Any]]]]:
+def _blocks(*arrays: Array) -> Iterator[tuple[int, list[Array]]]:
   """(number of the first element, the arrays' next elements) again and again: what is computed on the way of a large
   output, in wider dtypes, would take many times its memory."""
   flat = [array.reshape(-1) for array in arrays]
@@ -149,7 +150,7 @@ def _blocks(*arrays: np.ndarray[Any, Any]) -> Iterator[tuple[int, list[np.ndarra
     yield start, [each[start : start + _BLOCK] for each in flat]
 
 
-def _compare_exactly(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> _Result:
+def _compare_exactly(expected: Array, actual: Array) -> _Result:
   integral = expected.dtype.kind in "iu"
   count, largest, first = 0, 0, -1
   for start, (want, got) in _blocks(expected, actual):
@@ -171,7 +172,7 @@ def _compare_exactly(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any
   )
 
 
-def _largest_difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> int:
+def _largest_difference(one: Array, other: Array) -> int:
   """Of integers of one dtype, exact: a difference of two int64 does not fit one, but does an unsigned one."""
   wide = np.dtype(np.uint64 if one.dtype.kind == "u" else np.int64)
   high = np.maximum(one, other).astype(wide).view(np.uint64)
@@ -195,7 +196,7 @@ class _Mask:
 _NOT_FINITE: dict[str, Callable[[Any], Any]] = {"NaN": np.isnan, "+Inf": np.isposinf, "-Inf": np.isneginf}
 
 
-def _compare_floats(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], tolerance: Tolerance) -> _Result:
+def _compare_floats(expected: Array, actual: Array, tolerance: Tolerance) -> _Result:
   scale, reason, is_finite = _scale_and_masks(expected, actual)
   if reason:
     return _Result(False, message=reason)
@@ -235,7 +236,7 @@ def _compare_floats(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]
   return _Result(not failed, max_abs, max_rel, message)
 
 
-def _scale_and_masks(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> tuple[float, str, bool]:
+def _scale_and_masks(expected: Array, actual: Array) -> tuple[float, str, bool]:
   """(the expected output's scale, how NaN or infinities differ or "", whether any element is finite).
 
   The scale is the largest finite magnitude that is no mask's filling, at least `_SMALLEST_SCALE`.

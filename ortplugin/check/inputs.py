@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from ortplugin.check.child import free_memory
-from ortplugin.errors import UsageError, near_names, one_line
-from ortplugin.graph.messages import walk_graphs, without_initializers
-from ortplugin.model.checks import HEAVY, byte_count, skeleton
-from ortplugin.model.inline import inlined
-from ortplugin.model.input_shapes import Shapes
+from ..arrays import Array
+from ..errors import UsageError, near_names, one_line
+from ..graph import walk_graphs
+from ..graph.messages import without_initializers
+from ..model.checks import HEAVY, byte_count, skeleton
+from ..model.inline import inlined
+from ..model.input_shapes import Shapes
+from .child import free_memory
 
 MAX_BYTES = 2**31  # of all generated inputs together
 _SHARE = 0.25  # of the free memory, for the user's
@@ -250,7 +252,7 @@ def _evaluate(text: str, symbols: Mapping[str, int]) -> int | None:
 
 def _values(
   name: str, dtype: np.dtype[Any], shape: tuple[int, ...], index: tuple[int, int] | None, rng: np.random.Generator
-) -> np.ndarray[Any, Any]:
+) -> Array:
   mask = "mask" in name.lower()
   if dtype.kind in "iu" and index is not None:
     return _indices(*index, shape, rng).astype(dtype)
@@ -265,7 +267,7 @@ def _values(
   return np.asarray(rng.standard_normal(shape)).astype(dtype)
 
 
-def _indices(low: int, high: int, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def _indices(low: int, high: int, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
   """Numbers in [low, high): all distinct if there are enough of them, else along each line that is short enough.
 
   What scatters that meet an element twice give, ONNX leaves open, and ONNX Runtime's CUDA kernels differ from theirs
@@ -278,7 +280,7 @@ def _indices(low: int, high: int, shape: tuple[int, ...], rng: np.random.Generat
   return low + rng.permutation(span)[sum(diagonals) % span]
 
 
-def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
   """Ones, then zeros, along the last axis, as padding makes them; at least half are ones, so no row is empty."""
   if not shape or 0 in shape:
     return np.ones(shape)
@@ -438,7 +440,7 @@ def _checked(name: str, arrays: dict[str, Any], model: ModelProto) -> Case:
   return Case(name, arrays)
 
 
-def _check_array(source: str, value: ValueInfoProto, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _check_array(source: str, value: ValueInfoProto, array: Array) -> Array:
   wanted = _dtype(value)
   if array.dtype != wanted and array.dtype.kind == "V" and array.itemsize == wanted.itemsize:
     array = array.view(wanted)  # .npz keeps the bytes of bfloat16 and float8, but not their names

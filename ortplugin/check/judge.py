@@ -18,14 +18,9 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from ortplugin.check.compare import Tolerance, compare, compare_form
-from ortplugin.check.inputs import CANDIDATES, Case, cast_floating, generate, shifted
-from ortplugin.check.profile import profile
-from ortplugin.check.replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
-from ortplugin.check.timing import time_in_turns
-from ortplugin.errors import OrtPluginError, RuntimeMissingError, VerificationError, one_line
-from ortplugin.model.input_shapes import Shapes
-from ortplugin.report import (
+from ..errors import OrtPluginError, RuntimeMissingError, VerificationError, one_line
+from ..model.input_shapes import Shapes
+from ..report import (
   GRAPH,
   GRAPH_TF32,
   PLAIN,
@@ -36,9 +31,14 @@ from ortplugin.report import (
   Timeline,
   Timing,
 )
-from ortplugin.session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
-from ortplugin.session.cuda_driver import CudaError, Gpu
-from ortplugin.standard import standard_on_cpu
+from ..session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
+from ..session.cuda_driver import CudaError, Gpu
+from ..standard import standard_on_cpu
+from .compare import Tolerance, compare, compare_form
+from .inputs import CANDIDATES, Case, cast_floating, generate, shifted
+from .profile import profile
+from .replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
+from .timing import time_in_turns
 
 _SILENT = 4  # ONNX Runtime's log level that shows fatal errors only; its errors are reported as ours
 _MOST_ROUNDING = 2  # times the original's own error with TF32: two roundings of the same values differ by as much

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ortplugin.check.child import Child, DiedError
-from ortplugin.check.judge import Judge, Question, Side, Step
-from ortplugin.errors import VerificationError, one_line
-from ortplugin.report import GRAPH, InputComparison, OutputComparison, ProviderVerification, Timeline, Timing
+from ..errors import VerificationError, one_line
+from ..report import GRAPH, InputComparison, OutputComparison, ProviderVerification, Timeline, Timing
+from .child import Child, DiedError
+from .judge import Judge, Question, Side, Step
 
 ORIGINAL_SECONDS = 3600.0  # of one step of the original: whoever has such a model knows that it is slow
 LEAST_SECONDS = 900.0  # of one step of the optimized model, which may have hundreds of kernels to compile

@@ -16,10 +16,11 @@ from typing import Any
 import onnx
 from onnx import ModelProto, NodeProto
 
-from ortplugin.graph.messages import bodies, walk_graphs, walk_nodes
-from ortplugin.report import NodeTime, Timeline, node_label
-from ortplugin.session import CPU, onnxruntime
-from ortplugin.standard import standard_on_cpu
+from ..graph import walk_graphs, walk_nodes
+from ..graph.messages import bodies
+from ..report import NodeTime, Timeline, node_label
+from ..session import CPU, onnxruntime
+from ..standard import standard_on_cpu
 
 _WARM_UP, _LEAST_RUNS, _MOST_RUNS, _SECONDS = 2, 3, 30, 1.0
 _EVENTS = 30_000  # of all runs together: ONNX Runtime keeps a million, and each is a line of JSON

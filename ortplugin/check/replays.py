@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.check.compare import Tolerance, compare, compare_form
-from ortplugin.errors import one_line
-from ortplugin.report import OutputComparison
-from ortplugin.session import element_type, host_inputs, host_outputs, onnxruntime, to_numpy
-from ortplugin.session.cuda_driver import CudaError, Gpu
+from ..errors import one_line
+from ..report import OutputComparison
+from ..session import element_type, host_inputs, host_outputs, onnxruntime, to_numpy
+from ..session.cuda_driver import CudaError, Gpu
+from .compare import Tolerance, compare, compare_form
 
 REPLAYS = 40
 _LEAST = 8  # replays, however long one takes
@@ -124,11 +124,7 @@ class GraphSession:
     try:
       self._stream, self._other = self._gpu.stream(), self._gpu.stream()
       self._session = self._make(
-        {
-          "device_id": str(self._device_id),
-          "enable_cuda_graph": "1",
-          "user_compute_stream": str(self._stream),
-        }
+        {"device_id": str(self._device_id), "enable_cuda_graph": "1", "user_compute_stream": str(self._stream)}
       )
     except CudaError:
       self._close()
@@ -312,11 +308,7 @@ class GraphSession:
     return options
 
   def _queue(
-    self,
-    bound: _Bound,
-    held: Sequence[Mapping[str, int]],
-    count: int,
-    allocate: Callable[[int], int],
+    self, bound: _Bound, held: Sequence[Mapping[str, int]], count: int, allocate: Callable[[int], int]
   ) -> tuple[tuple[tuple[Result, ...], ...], tuple[int, ...], bool]:
     """Replays in batches whose outputs fit in memory: undisturbed ones and disturbed ones take turns."""
     gpu, session = self._gpu, self._session

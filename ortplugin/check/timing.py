@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from ortplugin.report import PLAIN, Timing
+from ..report import PLAIN, Timing
 
 _WARM_UP, _WARM_UP_SECONDS = 2, 0.1  # at least: a GPU at rest has a slow clock
 _MIN_TURNS, _MAX_TURNS, _SECONDS = 7, 50, 1.0

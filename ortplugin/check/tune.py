@@ -29,17 +29,16 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
-from ortplugin.check.compare import Tolerance, compare
-from ortplugin.check.inputs import shifted
-from ortplugin.check.replays import GraphSession, NotCaptured, compare_replays
-from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.messages import standard_opset
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops import Operator, find
-from ortplugin.report import TunedNode
-from ortplugin.session import CUDA, onnxruntime, run, run_on_host
-from ortplugin.standard import session as make_session
+from ..errors import ModelError
+from ..graph import DOMAIN, TensorType
+from ..graph.messages import standard_opset
+from ..ops import Operator, find
+from ..report import TunedNode
+from ..session import CUDA, onnxruntime, run, run_on_host
+from ..standard import session as make_session
+from .compare import Tolerance, compare
+from .inputs import shifted
+from .replays import GraphSession, NotCaptured, compare_replays
 
 MARGIN = 0.02  # the least gain, as a share of the node's time, for which it is changed
 STANDARD = "standard ONNX"
@@ -89,11 +88,7 @@ class _Choice:
 
 
 def tune(
-  model: ModelProto,
-  feeds: Mapping[str, Any],
-  provider: str,
-  progress: Progress | None = None,
-  device_id: int = 0,
+  model: ModelProto, feeds: Mapping[str, Any], provider: str, progress: Progress | None = None, device_id: int = 0
 ) -> tuple[ModelProto, list[TunedNode]]:
   """A copy of `model` in which every fused node is what measured fastest, and the measurements.
 
@@ -368,8 +363,7 @@ def _time(model: ModelProto, job: _Job, names: Sequence[str], place: Place) -> d
   for name in names:
     # ONNX Runtime's own exceptions, which say which kernel or memory lacks, have no common base.
     with contextlib.suppress(Exception):
-      runs[name] = [_runner(_copies(model, job, name, count), job.inputs, count, place)
-                    for count in (_FEW, many)]  # fmt: skip
+      runs[name] = [_runner(_copies(model, job, name, count), job.inputs, count, place) for count in (_FEW, many)]
   slopes: dict[str, list[float]] = {name: [] for name in runs}
   for _ in range(_ROUNDS):
     for name, pair in runs.items():
@@ -434,7 +428,7 @@ def _runner(model: ModelProto, inputs: Mapping[str, Any], count: int, place: Pla
   session = _session(model, place, cuda_graph=place.is_cuda)
   run_once: Callable[[], object] = partial(run, session, feeds)
   if place.is_cuda:
-    from ortplugin.session import device
+    from ..session import device
 
     run_once = device.replay(session, feeds)
   for _ in range(3):

@@ -16,17 +16,17 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from ortplugin.check.compare import Tolerance
-from ortplugin.check.inputs import load_inputs, without_weights
-from ortplugin.check.judge import Question, Side
-from ortplugin.check.judge_process import JudgeProcess
-from ortplugin.errors import VerificationError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.messages import walk_graphs, walk_nodes, walk_tensors
-from ortplugin.model.input_shapes import Shapes
-from ortplugin.model.storage import save_model
-from ortplugin.report import Profile, ProviderVerification, Timing
-from ortplugin.session import CPU, available_providers, check_device, resolve_provider
+from ..errors import VerificationError
+from ..graph import DOMAIN, walk_graphs, walk_nodes
+from ..graph.messages import walk_tensors
+from ..model.input_shapes import Shapes
+from ..model.storage import save_model
+from ..report import Profile, ProviderVerification, Timing
+from ..session import CPU, available_providers, check_device, resolve_provider
+from .compare import Tolerance
+from .inputs import load_inputs, without_weights
+from .judge import Question, Side
+from .judge_process import JudgeProcess
 
 __all__ = ["Tolerance", "Verifier"]
 

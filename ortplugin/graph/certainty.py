@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.shapes import Dim, Shape
+from .shapes import Dim, Shape
 
 OPEN, DECLARED, INFERRED, PROVED = range(4)
 """Not known; said by the model of the value; by inference beside what the model says; from the graph's inputs alone."""

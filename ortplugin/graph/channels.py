@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array, Wide
-from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ..arrays import Array, Wide
+from .convert import attached
+from .facts import Scope
+from .labels import label
 
 _FINFO: Any = ml_dtypes.finfo  # NumPy's knows its own dtypes only
 

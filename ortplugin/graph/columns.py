@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.extents import extent, extents, unsqueezed_axes
-from ortplugin.graph.facts import Scope
+from ..arrays import Array
+from .extents import extent, extents, unsqueezed_axes
+from .facts import Scope
 
 INDEX_ELEMENTS = 1 << 22  # constant indices up to this many elements are looked at
 

@@ -7,10 +7,10 @@ where it has few operators in half precision; what is made in that stays ours.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.convert import all_graphs, local_functions
-from ortplugin.graph.domains import DEFAULT_DOMAINS
-from ortplugin.graph.shape_values import CARRY
-from ortplugin.program import OPERATORS
+from ..program import OPERATORS
+from .convert import all_graphs, local_functions
+from .domains import DEFAULT_DOMAINS
+from .shape_values import CARRY
 
 _OTHERS = "BatchNormalization Expand Gemm LayerNormalization MatMul ReduceL2 ReduceMean Tile"
 FOLDED = frozenset([*CARRY, *OPERATORS, *_OTHERS.split()])

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import onnx
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, Shape, show
+from ..errors import ModelError
+from .shapes import Dim, Shape, show
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 LAYOUTS = ("NCHW", "NHWC")
@@ -277,8 +277,9 @@ def _fit(attributes: ConvAttributes, x: Shape, w: Shape, rank: int) -> Shape:
   group, channels = attributes.group, x[1]
   rows = w[0]
   if isinstance(rows, int) and rows % group:
-    raise attributes.fail(f"W has {rows} {'input' if attributes.transposed else 'output'} channels, which {group} "
-                          "groups do not divide")  # fmt: skip
+    raise attributes.fail(
+      f"W has {rows} {'input' if attributes.transposed else 'output'} channels, which {group} groups do not divide"
+    )
   wanted = rows if attributes.transposed else w[1] * group if isinstance(w[1], int) else None
   if isinstance(channels, int) and isinstance(wanted, int) and channels != wanted:
     raise attributes.fail(f"X has {channels} channels, W with {group} groups is for {wanted}")

@@ -28,11 +28,11 @@ import onnx_graphsurgeon as gs
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DEFAULT_DOMAINS
-from ortplugin.graph.messages import copy_fields, without_initializers
-from ortplugin.graph.order import topological_order
-from ortplugin.graph.shapes import Dim, Shape
+from ..errors import ModelError
+from .domains import DEFAULT_DOMAINS
+from .messages import copy_fields, without_initializers
+from .order import topological_order
+from .shapes import Dim, Shape
 
 WEIGHT_ELEMENTS = 1 << 16  # of an initializer whose data are left out of what passes copy
 

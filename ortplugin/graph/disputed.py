@@ -15,10 +15,10 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
-from ortplugin.graph.convert import all_graphs, node_proto, value_info
-from ortplugin.graph.domains import DEFAULT_DOMAINS, DOMAIN
-from ortplugin.graph.facts import CONSTANT_ELEMENTS, Scope, known_values, scopes, value_of
-from ortplugin.graph.ort_shapes import POOLS, ceil_adds_nothing, is_hidden, pads_without_ceil, told
+from .convert import all_graphs, node_proto, value_info
+from .domains import DEFAULT_DOMAINS, DOMAIN
+from .facts import CONSTANT_ELEMENTS, Scope, known_values, scopes, value_of
+from .ort_shapes import POOLS, ceil_adds_nothing, is_hidden, pads_without_ceil, told
 
 _KNOWN: WeakKeyDictionary[Scope, frozenset[str]] = WeakKeyDictionary()
 INT32_MAX = 2**31 - 1  # from here on exporters mean the end

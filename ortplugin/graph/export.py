@@ -7,7 +7,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import AttributeProto, helper
 
-from ortplugin.graph.convert import (
+from .convert import (
   all_graphs,
   attached,
   attribute_proto,
@@ -20,8 +20,8 @@ from ortplugin.graph.convert import (
   type_of,
   value_info,
 )
-from ortplugin.graph.disputed import disputed
-from ortplugin.graph.domains import DOMAIN
+from .disputed import disputed
+from .domains import DOMAIN
 
 IN_PLACE = ("ScatterND", "ScatterElements", "UpdateSlice")  # ours that may work in the memory of their first input
 
@@ -100,8 +100,13 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
   retyped = {name: each for name, each in {**constants_of(graph), **by_name}.items() if is_retyped(each)}
   kept = [_with_dtype(each, retyped.get(each.name)) for each in kept]
   ours = {name for name in ours if by_name[name].dtype is not None}
-  infos = [*kept, *(_only_dtype(info) if info.name in unsure else info
-                    for info in (value_info(by_name[name]) for name in made if name in ours))]  # fmt: skip
+  infos = [
+    *kept,
+    *(
+      _only_dtype(info) if info.name in unsure else info
+      for info in (value_info(by_name[name]) for name in made if name in ours)
+    ),
+  ]
   if infos != list(target.value_info):
     infos = [copied(info) for info in infos]
     del target.value_info[:]
@@ -173,11 +178,7 @@ def _with_dtype(info: onnx.ValueInfoProto, tensor: gs.Tensor | None) -> onnx.Val
 
 
 def _export_initializers(
-  graph: gs.Graph,
-  target: onnx.GraphProto,
-  owned: frozenset[int],
-  used: frozenset[int],
-  read_before: frozenset[str],
+  graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int], used: frozenset[int], read_before: frozenset[str]
 ) -> frozenset[int]:
   """Drops initializers that nothing reads any more, adds new ones. Returns the ids of those that bodies may read."""
   constants = constants_of(graph)

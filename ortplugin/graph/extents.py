@@ -6,8 +6,8 @@ are equal lengths in every run.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Dim
+from .facts import Scope
+from .shapes import Dim
 
 Extent = int | str | tuple[int, int]
 BROADCASTING = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min")

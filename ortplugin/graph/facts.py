@@ -9,14 +9,14 @@ import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from ortplugin.arrays import Array
-from ortplugin.graph.convert import all_graphs, is_external, local_functions
-from ortplugin.graph.domains import DEFAULT_DOMAINS
-from ortplugin.graph.labels import label
-from ortplugin.graph.malformed import is_malformed
-from ortplugin.graph.order import tensors_read
-from ortplugin.graph.shapes import Shape, broadcasts_to, equal
-from ortplugin.program import DTYPE_NAMES
+from ..arrays import Array
+from ..program import DTYPE_NAMES
+from .convert import all_graphs, is_external, local_functions
+from .domains import DEFAULT_DOMAINS
+from .labels import label
+from .malformed import is_malformed
+from .order import tensors_read
+from .shapes import Shape, broadcasts_to, equal
 
 CONSTANT_ELEMENTS = 1024  # constants up to this size are looked at
 KEEPS_SHAPE = ("Cast", "Identity", "Relu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softmax", "LayerNormalization")

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.bounds import BROADCAST
-from ortplugin.graph.certainty import is_generated
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.extents import unsqueezed_axes
-from ortplugin.graph.facts import KEEPS_SHAPE, Scope
-from ortplugin.graph.pointwise import is_pointwise
+from .bounds import BROADCAST
+from .certainty import is_generated
+from .domains import DOMAIN
+from .extents import unsqueezed_axes
+from .facts import KEEPS_SHAPE, Scope
+from .pointwise import is_pointwise
 
 Name = str | tuple[int, int]
 VISITS = 256  # lengths that are looked at anew to tell those of one tensor, at most

@@ -69,8 +69,10 @@ def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, str]]:
         yield attribute.t, what
       for tensor in attribute.tensors:
         yield tensor, what
-      for sparse in [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
-                     *attribute.sparse_tensors]:  # fmt: skip
+      for sparse in [
+        *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
+        *attribute.sparse_tensors,
+      ]:
         yield sparse.values, what
         yield sparse.indices, what
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.errors import ModelError
+from ..errors import ModelError
 
 
 def tensors_read(node: gs.Node) -> Iterator[gs.Tensor]:

@@ -14,13 +14,13 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.conv_geometry import out_shape as conv_shape
-from ortplugin.graph.conv_geometry import read_attributes
-from ortplugin.graph.convert import attached, node_proto
-from ortplugin.graph.domains import DEFAULT_DOMAINS
-from ortplugin.graph.facts import CONSTANT_ELEMENTS, known_values
-from ortplugin.graph.shapes import Dim, Shape, TensorType, broadcast
+from ..errors import ModelError
+from .conv_geometry import out_shape as conv_shape
+from .conv_geometry import read_attributes
+from .convert import attached, node_proto
+from .domains import DEFAULT_DOMAINS
+from .facts import CONSTANT_ELEMENTS, known_values
+from .shapes import Dim, Shape, TensorType, broadcast
 
 DOMAIN = "ortplugin.hidden"  # onnx knows no operator of it
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from .facts import Scope
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.labels import label
-from ortplugin.program import (
+from ..program import (
   DTYPES,
   INTEGERS,
   MAX_STATEMENTS,
@@ -21,10 +19,16 @@ from ortplugin.program import (
   fresh_name,
   integer_range,
 )
+from .facts import Scope, optional_input
+from .labels import label
 
 VARIADIC = {"Min": "Min", "Max": "Max", "Sum": "Add", "Mean": "Add"}  # each by the statement that it is a chain of
-LOWEST = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38, "float": -3.4028234663852886e38,
-          "double": -1.7976931348623157e308}  # fmt: skip
+LOWEST = {
+  "float16": -65504.0,
+  "bfloat16": -3.3895313892515355e38,
+  "float": -3.4028234663852886e38,
+  "double": -1.7976931348623157e308,
+}
 CONTRIB = ("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasAdd")
 IN_FLOAT = ("float16", "bfloat16", "float", "int8", "int16", "uint8", "uint16")  # what float holds exactly
 

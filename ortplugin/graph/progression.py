@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.columns import Vector
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import element_count
+from ..arrays import Array
+from .columns import Vector
+from .facts import Scope, optional_input
+from .labels import label
+from .shapes import element_count
 
 _KEEPS_SIGN = """
     Abs Add Cast Concat Expand Gather GatherND Identity Max Mul ReduceMax ReduceMin ReduceSum Reshape Slice Squeeze Tile

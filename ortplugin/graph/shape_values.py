@@ -6,10 +6,10 @@ a shape, a length or a condition. An operator of ours among them would bring cop
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.convert import all_graphs, local_functions
-from ortplugin.graph.domains import DEFAULT_DOMAINS
-from ortplugin.graph.shapes import element_count
-from ortplugin.program import OPERATORS
+from ..program import OPERATORS
+from .convert import all_graphs, local_functions
+from .domains import DEFAULT_DOMAINS
+from .shapes import element_count
 
 SMALL = 64  # elements; what has more is no shape
 

@@ -72,9 +72,12 @@ def element_count(shape: Shape | None) -> int | None:
 
 def equal(a: Shape | None, b: Shape | None) -> bool:
   """Whether the shapes are surely equal."""
-  return a is not None and b is not None and len(a) == len(b) and all(
-      x is not None and x == y for x, y in zip(a, b, strict=True)
-  )  # fmt: skip
+  return (
+    a is not None
+    and b is not None
+    and len(a) == len(b)
+    and all(x is not None and x == y for x, y in zip(a, b, strict=True))
+  )
 
 
 def show(shape: Shape | None) -> str:

@@ -2,7 +2,7 @@
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from .facts import Scope
 
 
 def constant_slices(scope: Scope, node: gs.Node, rank: int) -> dict[int, slice] | None:

@@ -12,15 +12,15 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import AttributeProto, helper
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.certainty import DECLARED, GENERATED, INFERRED, PROVED, Certainty, is_generated
-from ortplugin.graph.convert import all_graphs, attached, node_proto, opset_of, type_of, value_info
-from ortplugin.graph.domains import DEFAULT_DOMAINS
-from ortplugin.graph.dtypes import infer_dtypes
-from ortplugin.graph.inference import infer_shapes
-from ortplugin.graph.ort_shapes import hide, is_hidden, mark_misfits, told
-from ortplugin.graph.shapes import Dim, Shape, TensorType
-from ortplugin.ops import find
+from ..errors import ModelError
+from ..graph import Dim, Shape, TensorType, attached
+from ..graph.certainty import DECLARED, GENERATED, INFERRED, PROVED, Certainty, is_generated
+from ..graph.convert import all_graphs, node_proto, opset_of, type_of, value_info
+from ..graph.domains import DEFAULT_DOMAINS
+from ..graph.dtypes import infer_dtypes
+from ..graph.inference import infer_shapes
+from ..graph.ort_shapes import hide, is_hidden, mark_misfits, told
+from ..ops import find
 
 SMALL_BYTES = 4096  # up to this size a constant's values take part: shapes, axes, indices
 

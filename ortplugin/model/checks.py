@@ -13,8 +13,9 @@ import onnx.checker
 import onnx.defs
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from ortplugin.errors import ModelError, one_line
-from ortplugin.graph.messages import walk_graphs, walk_nodes, walk_tensors, without_initializers
+from ..errors import ModelError, one_line
+from ..graph import walk_graphs, walk_nodes
+from ..graph.messages import walk_tensors, without_initializers
 
 # Bits per element in raw_data, by ONNX dtype. Strings have no fixed size and are never raw.
 BITS: dict[int, int] = {
@@ -195,7 +196,7 @@ def contradiction(model: ModelProto) -> str:
   ONNX Runtime refuses most of it when it loads the model. It is asked for only where something else went wrong, since
   exporters write models that run and yet do not pass.
   """
-  from ortplugin.graph.inference import (
+  from ..graph.inference import (
     infer_shapes,  # it needs this module's errors only, but graph/ is heavy to import
   )
 

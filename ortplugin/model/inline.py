@@ -17,11 +17,10 @@ from collections.abc import Iterable, Iterator
 import onnx.inliner
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from ortplugin.errors import ModelError, one_line
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.messages import walk_nodes
-from ortplugin.model.checks import check_structure, skeleton
-from ortplugin.passes.base import NearMiss
+from ..errors import ModelError, one_line
+from ..graph import DOMAIN, walk_nodes
+from ..passes.base import NearMiss
+from .checks import check_structure, skeleton
 
 NAME = "inline-functions"  # as --skip and a report name it
 MOST_DEPTH = 64  # of functions that call functions

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from onnx import ModelProto, ValueInfoProto
 
-from ortplugin.errors import UsageError, near_names, one_line
-from ortplugin.graph.inference import infer_shapes as bounded_inference
-from ortplugin.graph.messages import walk_graphs
-from ortplugin.model.checks import MAX_ELEMENTS, skeleton
+from ..errors import UsageError, near_names, one_line
+from ..graph import walk_graphs
+from ..graph.inference import infer_shapes as bounded_inference
+from .checks import MAX_ELEMENTS, skeleton
 
 Shapes = Mapping[str, Sequence[int]]
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
-from ortplugin.graph.messages import bodies, walk_graphs
+from ..graph import walk_graphs
+from ..graph.messages import bodies
 
 OPSET = 10
 

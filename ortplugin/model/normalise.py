@@ -19,8 +19,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, numpy_helper
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.messages import bodies, walk_graphs, walk_nodes, without_initializers
+from ..errors import ModelError
+from ..graph import walk_graphs, walk_nodes
+from ..graph.messages import bodies, without_initializers
 
 # Of ONNX Runtime's own, with the one version of each.
 DOMAINS = {

@@ -20,7 +20,7 @@ def restore(model_or_path: ModelProto | str | os.PathLike[str]) -> ModelProto:
   Args:
       model_or_path: a model (not changed) or the path of one.
   """
-  from ortplugin.graph.domains import DOMAIN
+  from ..graph.domains import DOMAIN
 
   result = restore_operators(model_or_path)
   for function in result.functions:
@@ -35,11 +35,11 @@ def restore_operators(
   """`restore` of the operators of these names, all by default, whose domain stays imported."""
   from onnx import ModelProto
 
-  from ortplugin.graph.messages import standard_opset, walk_graphs, walk_nodes
-  from ortplugin.graph.ort_shapes import may_differ
-  from ortplugin.model.checks import check_structure, check_tensors
-  from ortplugin.model.normalise import normalised
-  from ortplugin.model.storage import load_model
+  from ..graph.messages import standard_opset, walk_graphs, walk_nodes
+  from ..graph.ort_shapes import may_differ
+  from .checks import check_structure, check_tensors
+  from .normalise import normalised
+  from .storage import load_model
 
   result = ModelProto()
   if isinstance(model_or_path, ModelProto):
@@ -68,9 +68,9 @@ def _drop_import(holder: ModelProto | FunctionProto, domain: str) -> None:
 
 def _restore_nodes(holder: GraphProto | FunctionProto, opset: int, names: Collection[str] | None) -> None:
   """Replaces the fused nodes of a graph or function, and those of the bodies in it, in place."""
-  from ortplugin.errors import ModelError
-  from ortplugin.graph.domains import DOMAIN
-  from ortplugin.ops import OPERATORS, find
+  from ..errors import ModelError
+  from ..graph.domains import DOMAIN
+  from ..ops import OPERATORS, find
 
   result: list[NodeProto] = []
   for node in holder.node:

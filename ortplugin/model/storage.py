@@ -30,10 +30,11 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto
 
-from ortplugin.errors import ModelError, StorageError, UsageError
-from ortplugin.graph.messages import copy_fields, walk_graphs, walk_tensors
-from ortplugin.model.checks import HEAVY, byte_count, check_structure, check_tensors
-from ortplugin.model.normalise import normalise
+from ..errors import ModelError, StorageError, UsageError
+from ..graph import walk_graphs
+from ..graph.messages import copy_fields, walk_tensors
+from .checks import HEAVY, byte_count, check_structure, check_tensors
+from .normalise import normalise
 
 PathLike = str | os.PathLike[str]
 
@@ -295,12 +296,7 @@ def _check_output(path: Path, protect: Iterable[Path]) -> None:
 
 
 def save_model(
-  model: ModelProto,
-  path: PathLike,
-  *,
-  protect: Iterable[Path] = (),
-  external: bool | None = None,
-  durable: bool = True,
+  model: ModelProto, path: PathLike, *, protect: Iterable[Path] = (), external: bool | None = None, durable: bool = True
 ) -> None:
   """Writes `model` to `path`, whole or not at all. The same model gives the same bytes.
 

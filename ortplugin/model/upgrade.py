@@ -28,11 +28,12 @@ import onnx.defs
 import onnx.version_converter
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from ortplugin.errors import ModelError, one_line
-from ortplugin.graph.messages import standard_opset, walk_graphs
-from ortplugin.model import kept_names
-from ortplugin.model.checks import check_structure, skeleton
-from ortplugin.ops.decompose import MINIMUM_OPSET
+from ..errors import ModelError, one_line
+from ..graph import walk_graphs
+from ..graph.messages import standard_opset
+from ..ops.decompose import MINIMUM_OPSET
+from . import kept_names
+from .checks import check_structure, skeleton
 
 OLDEST = 7  # from which on onnx converts rightly, and operators broadcast as NumPy does
 BFLOAT16_OPSET = 13  # from which on Cast and most other operators take it
@@ -179,8 +180,8 @@ class _Dtypes:
     """The dtype; None if unknown, or where two bodies have values of one name in two dtypes."""
     if self._found is None:
       # graph/ is heavy to import
-      from ortplugin.graph.convert import all_graphs, import_model
-      from ortplugin.model.annotate import annotate
+      from ..graph.convert import all_graphs, import_model
+      from .annotate import annotate
 
       graph = import_model(skeleton(self._model))
       annotate(graph)

@@ -6,9 +6,8 @@ from typing import Any, Protocol
 
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import TensorType
+from ..arrays import Array
+from ..graph import DOMAIN, TensorType
 
 
 class DeviceVariants(Protocol):
@@ -31,7 +30,9 @@ class Operator:
   decompose: Callable[[onnx.NodeProto, int], list[onnx.NodeProto]]
   """(node, opset of ai.onnx, 11 or later) -> the same in standard ONNX, reading and writing the same names"""
   reference: Callable[[onnx.NodeProto, Sequence[Array]], list[Array]]
-  """(node, inputs) -> outputs, computed in float64"""
+  """(node, inputs) -> outputs in NumPy, computed in float64: what the kernels, the decomposition and the rewrites are
+    compared with. `rounded`: each has its dtype; otherwise floating ones are float64 before that last rounding, which
+    is what a tolerance is measured from. The formula is in the operator's reference.py."""
   domain: str = DOMAIN
   version: int = 1
   variants: Callable[[onnx.NodeProto], Sequence[Mapping[str, Any]]] = lambda node: ()

@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection, Sequence
 
 import onnx
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.conv_geometry import ConvAttributes
-from ortplugin.graph.shapes import Shape, TensorType, show
-from ortplugin.ops.decompose import Builder, to_onnx
-from ortplugin.ops.node_program import read_program
-from ortplugin.program import FLOATING, NUMPY_DTYPES, Program
+from ..errors import ModelError
+from ..graph import Shape, TensorType, show
+from ..graph.conv_geometry import ConvAttributes
+from ..program import FLOATING, NUMPY_DTYPES, Program
+from .decompose import Builder, to_onnx
+from .node_program import read_program
 
 BFLOAT16_OPSET = 22  # from which Conv and ConvTranspose take it
 

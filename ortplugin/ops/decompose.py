@@ -16,8 +16,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from ortplugin.errors import ModelError
-from ortplugin.program import ATTRIBUTES, INTEGERS, NUMPY_DTYPES, ONNX_DTYPES, UNSIGNED, Operand, Program, Statement
+from ..errors import ModelError
+from ..program import ATTRIBUTES, INTEGERS, NUMPY_DTYPES, ONNX_DTYPES, UNSIGNED, Operand, Program, Statement
 
 MINIMUM_OPSET = 11
 
@@ -170,8 +170,10 @@ def _takes(op: str, opset: int, dtype: str) -> bool:
 
 def _emit(builder: Builder, statement: Statement, dtype: str, operands: Sequence[str], output: str) -> str:
   op = statement.op
-  attributes = {name: int(value) if ATTRIBUTES[name].kind == "Flag" and not isinstance(value, str) else value
-                for name, value in statement.attributes}  # fmt: skip
+  attributes = {
+    name: int(value) if ATTRIBUTES[name].kind == "Flag" and not isinstance(value, str) else value
+    for name, value in statement.attributes
+  }
   if op == "Cast":
     return builder.cast(operands[0], str(attributes["to"]), output)
   if op == "PRelu" and not isinstance(statement.operands[0], str):
@@ -252,8 +254,7 @@ def _gelu(b: Builder, statement: Statement, dtype: str, x: str, output: str) -> 
     gate = b.op("Tanh", b.op("Mul", inner, b.constant(math.sqrt(2 / math.pi), dtype)))
   else:  # 0.5 x (1 + erf(x / sqrt(2)))
     scaled = b.op("Div", x, b.constant(math.sqrt(2), dtype))
-    gate = b.op("Erf", scaled) if _takes("Erf", b.opset, dtype) else b.cast(
-        b.op("Erf", b.cast(scaled, "float")), dtype)  # fmt: skip
+    gate = b.op("Erf", scaled) if _takes("Erf", b.opset, dtype) else b.cast(b.op("Erf", b.cast(scaled, "float")), dtype)
   half = b.op("Mul", x, b.constant(0.5, dtype))
   return b.op("Mul", half, b.op("Add", gate, b.constant(1, dtype)), output=output)
 

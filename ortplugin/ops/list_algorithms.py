@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType
+from ..errors import ModelError
+from ..graph import TensorType
 
 _ANSWER = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
@@ -31,7 +31,7 @@ def ask(node: onnx.NodeProto, text: str, device_id: int = 0) -> list[str]:
 
   Raises ModelError that names the node if the library can't tell, as without cuDNN.
   """
-  from ortplugin.session import library_path, onnxruntime
+  from ..session import library_path, onnxruntime
 
   onnxruntime()  # which loads cuDNN from its wheel
   call = ctypes.CDLL(library_path()).OrtPluginListAlgorithms

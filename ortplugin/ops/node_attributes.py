@@ -6,9 +6,9 @@ from typing import Any
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.errors import ModelError, near_names
-from ortplugin.graph.conv_geometry import LARGEST, LAYOUTS, MOST_SPATIAL
-from ortplugin.graph.shapes import Shape
+from ..errors import ModelError, near_names
+from ..graph import Shape
+from ..graph.conv_geometry import LARGEST, LAYOUTS, MOST_SPATIAL
 
 
 def where_is(node: onnx.NodeProto) -> str:

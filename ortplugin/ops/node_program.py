@@ -2,8 +2,8 @@
 
 import onnx
 
-from ortplugin.errors import ModelError
-from ortplugin.program import Program, parse
+from ..errors import ModelError
+from ..program import Program, parse
 
 
 def read_program(node: onnx.NodeProto, own_inputs: int = 0) -> Program:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.arrays import Array
-from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES, Program, Statement, integer_range
+from ..arrays import Array
+from ..program import FLOATING, INTEGERS, NUMPY_DTYPES, Program, Statement, integer_range
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 

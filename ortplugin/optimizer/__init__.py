@@ -7,11 +7,11 @@ api           `optimize` itself; tuning and verification: what it does with chec
               keep_faster: which passes make it slower
 """
 
-from ortplugin.optimizer.api import optimize
-from ortplugin.optimizer.bisection import find_guilty
-from ortplugin.optimizer.loop import MAX_ROUNDS, PassError, run_passes, run_stages
-from ortplugin.optimizer.options import Options
-from ortplugin.optimizer.pipeline import BESIDES, LAYOUTS, PIPELINE, Stage, Step, make_stages, select_passes
+from .api import optimize
+from .bisection import find_guilty
+from .loop import MAX_ROUNDS, PassError, run_passes, run_stages
+from .options import Options
+from .pipeline import BESIDES, LAYOUTS, PIPELINE, Stage, Step, make_stages, select_passes
 
 __all__ = [
   "BESIDES",

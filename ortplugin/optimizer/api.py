@@ -9,27 +9,27 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from ortplugin.check.inputs import load_inputs
-from ortplugin.errors import ModelError, UsageError, VerificationError
-from ortplugin.graph.messages import standard_opset
-from ortplugin.model.checks import check_structure, check_tensors
-from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
-from ortplugin.model.inline import inline_functions
-from ortplugin.model.input_shapes import Shapes, fix_input_shapes
-from ortplugin.model.normalise import normalised
-from ortplugin.model.storage import PathLike, StoredModel, load
-from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
-from ortplugin.optimizer.keep_faster import Left, take_back
-from ortplugin.optimizer.loop import run_stages
-from ortplugin.optimizer.options import Options, Progress
-from ortplugin.optimizer.pipeline import Stage, make_stages, select_passes, stage_of
-from ortplugin.optimizer.tuning import tune_model
-from ortplugin.optimizer.verification import Attempt, verify_rewrites
-from ortplugin.passes.base import NearMiss, Pass
-from ortplugin.precision import BFLOAT16, FLOAT16, Precision
-from ortplugin.precision.plan import Request
-from ortplugin.precision.ranges import measure
-from ortplugin.report import CONVERSION, Dropped, Report, TakenBack, count_operators, node_labels, weigh
+from ..check.inputs import load_inputs
+from ..errors import ModelError, UsageError, VerificationError
+from ..graph.messages import standard_opset
+from ..model.checks import check_structure, check_tensors
+from ..model.inline import NAME as INLINE_FUNCTIONS
+from ..model.inline import inline_functions
+from ..model.input_shapes import Shapes, fix_input_shapes
+from ..model.normalise import normalised
+from ..model.storage import PathLike, StoredModel, load
+from ..model.upgrade import BFLOAT16_OPSET, upgrade
+from ..passes.base import NearMiss, Pass
+from ..precision import BFLOAT16, FLOAT16, Precision
+from ..precision.plan import Request
+from ..precision.ranges import measure
+from ..report import CONVERSION, Dropped, Report, TakenBack, count_operators, node_labels, weigh
+from .keep_faster import Left, take_back
+from .loop import run_stages
+from .options import Options, Progress
+from .pipeline import Stage, make_stages, select_passes, stage_of
+from .tuning import tune_model
+from .verification import Attempt, verify_rewrites
 
 _SEARCHES = 2  # for what makes a model slower; what loses after so many goes whole
 
@@ -224,12 +224,7 @@ def _prepare(original: ModelProto, options: Options, target: Precision | None) -
   return _Prepared(start, upgraded is not original, functions, versions, misses)
 
 
-def _peaks(
-  target: Precision,
-  original: ModelProto,
-  start: ModelProto,
-  options: Options,
-) -> Mapping[str, float]:
+def _peaks(target: Precision, original: ModelProto, start: ModelProto, options: Options) -> Mapping[str, float]:
   """The largest magnitude of each value on the user's inputs, where that matters."""
   if options.inputs is None or target.dtype != FLOAT16:
     return {}

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ortplugin.check.verify import Verifier
-from ortplugin.errors import OrtPluginError
-from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
-from ortplugin.optimizer.bisection import find_guilty
-from ortplugin.optimizer.loop import PassError
-from ortplugin.optimizer.verification import Attempt
-from ortplugin.report import ProviderVerification, Report, TakenBack, Timing
-from ortplugin.session import CUDA
+from ..check.verify import Verifier
+from ..errors import OrtPluginError
+from ..model.inline import NAME as INLINE_FUNCTIONS
+from ..report import ProviderVerification, Report, TakenBack, Timing
+from ..session import CUDA
+from .bisection import find_guilty
+from .loop import PassError
+from .verification import Attempt
 
 MOST_TRIALS = 32  # of one search
 

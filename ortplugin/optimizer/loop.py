@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 import onnx_graphsurgeon as gs
 from onnx import ModelProto, TensorProto
 
-from ortplugin.errors import ModelError, OrtPluginError
-from ortplugin.graph.convert import import_model, lighten, put_back
-from ortplugin.graph.disputed import settle
-from ortplugin.graph.export import export_model
-from ortplugin.graph.messages import walk_nodes
-from ortplugin.model.annotate import annotate
-from ortplugin.model.checks import contradiction
-from ortplugin.optimizer.options import Progress
-from ortplugin.optimizer.pipeline import Stage, stage_of
-from ortplugin.passes.base import Change, NearMiss, Pass, PassResult
-from ortplugin.precision.convert import ConvertPrecision
+from ..errors import ModelError, OrtPluginError
+from ..graph import import_model, walk_nodes
+from ..graph.convert import lighten, put_back
+from ..graph.disputed import settle
+from ..graph.export import export_model
+from ..model.annotate import annotate
+from ..model.checks import contradiction
+from ..passes.base import Change, NearMiss, Pass, PassResult
+from ..precision.convert import ConvertPrecision
+from .options import Progress
+from .pipeline import Stage, stage_of
 
 # A pass is idempotent, but may open the way for an earlier one. Models need two to four rounds; a Swin from TorchScript
 # needs eight: what it knows of each stage's shapes comes from the stage before. An Encodec with two stages needs

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ortplugin.errors import UsageError
-from ortplugin.model.input_shapes import Shapes
-from ortplugin.model.storage import PathLike
-from ortplugin.precision import Precision, resolve
-from ortplugin.session import CUDA, gpu_count
+from ..errors import UsageError
+from ..model.input_shapes import Shapes
+from ..model.storage import PathLike
+from ..precision import Precision, resolve
+from ..session import CUDA, gpu_count
 
 Progress = Callable[[str], None]
 

@@ -6,87 +6,87 @@ from enum import Flag, auto
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.errors import UsageError, near_names
-from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
-from ortplugin.passes.attention.attention_cache import ATTENTION_CACHE
-from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
-from ortplugin.passes.attention.attention_views import ATTENTION_VIEWS
-from ortplugin.passes.attention.fuse_attention import ATTENTION_TO_TF32, FUSE_ATTENTION
-from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
-from ortplugin.passes.attention.rotated_rows import ROTATED_ROWS
-from ortplugin.passes.base import Pass, PassResult
-from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32, FORBID_TF32
-from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fold_batch_norm import FOLD_BATCH_NORM
-from ortplugin.passes.conv.fold_pad import FOLD_PAD
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.fuse_conv_grad import FUSE_CONV_GRAD
-from ortplugin.passes.conv.gemm_to_conv import GEMM_TO_CONV
-from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
-from ortplugin.passes.conv.merge_depthwise import MERGE_DEPTHWISE, MERGE_DEPTHWISE_ON_GPU
-from ortplugin.passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
-from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
-from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
-from ortplugin.passes.layout.early_transpose import EARLY_TRANSPOSE
-from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
-from ortplugin.passes.layout.fuse_transpose import FUSE_TRANSPOSE
-from ortplugin.passes.layout.image_input import IMAGE_INPUT
-from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
-from ortplugin.passes.layout.norm_order import NORM_ORDER
-from ortplugin.passes.layout.padded_order import PADDED_ORDER
-from ortplugin.passes.layout.paired_columns import PAIRED_COLUMNS
-from ortplugin.passes.layout.pool_precision import POOL_PRECISION
-from ortplugin.passes.layout.row_order import ROW_ORDER
-from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
-from ortplugin.passes.layout.windows_last import WINDOWS_LAST
-from ortplugin.passes.matmul.batch_first import BATCH_FIRST
-from ortplugin.passes.matmul.channel_products import CHANNEL_PRODUCTS
-from ortplugin.passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_norm import MATMUL_NORM
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
-from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
-from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
-from ortplugin.passes.matmul.split_products import SPLIT_PRODUCTS
-from ortplugin.passes.norm.fuse_group_norm import FUSE_GROUP_NORM, FUSE_GROUP_NORM_ON_GPU
-from ortplugin.passes.norm.fuse_l2_norm import FUSE_L2_NORM
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
-from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
-from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
-from ortplugin.passes.pointwise.any_to_sum import ANY_TO_SUM
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
-from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
-from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
-from ortplugin.passes.pointwise.slow_sums import SLOW_SUMS
-from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
-from ortplugin.passes.scatter.masked_fill import MASKED_FILL
-from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.cast_like import CAST_LIKE
-from ortplugin.passes.simplify.col2im_to_gather import COL2IM_TO_GATHER, COL2IM_TO_GATHER_ON_GPU
-from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
-from ortplugin.passes.simplify.early_gather import EARLY_GATHER
-from ortplugin.passes.simplify.flat_pad import FLAT_PAD
-from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
-from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
-from ortplugin.passes.simplify.inline_if import INLINE_IF
-from ortplugin.passes.simplify.late_expand import LATE_EXPAND
-from ortplugin.passes.simplify.lone_split import LONE_SPLIT
-from ortplugin.passes.simplify.narrow_concat import NARROW_CONCAT
-from ortplugin.passes.simplify.nested_slices import NESTED_SLICES
-from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
-from ortplugin.passes.simplify.repeated_constants import REPEATED_CONSTANTS
-from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
-from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
-from ortplugin.passes.simplify.uniform_conditions import UNIFORM_CONDITIONS
-from ortplugin.precision.convert import ConvertPrecision
-from ortplugin.precision.plan import Request
+from ..errors import UsageError, near_names
+from ..model.inline import NAME as INLINE_FUNCTIONS
+from ..passes.attention.attention_cache import ATTENTION_CACHE
+from ..passes.attention.attention_rotary import ATTENTION_ROTARY
+from ..passes.attention.attention_views import ATTENTION_VIEWS
+from ..passes.attention.fuse_attention import ATTENTION_TO_TF32, FUSE_ATTENTION
+from ..passes.attention.merge_products import MERGE_PRODUCTS
+from ..passes.attention.rotated_rows import ROTATED_ROWS
+from ..passes.base import Pass, PassResult
+from ..passes.conv.allow_tf32 import ALLOW_TF32, FORBID_TF32
+from ..passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
+from ..passes.conv.conv_epilogue import CONV_EPILOGUE
+from ..passes.conv.fold_batch_norm import FOLD_BATCH_NORM
+from ..passes.conv.fold_pad import FOLD_PAD
+from ..passes.conv.fuse_conv import FUSE_CONV
+from ..passes.conv.fuse_conv_grad import FUSE_CONV_GRAD
+from ..passes.conv.gemm_to_conv import GEMM_TO_CONV
+from ..passes.conv.matmul_to_conv import MATMUL_TO_CONV
+from ..passes.conv.merge_depthwise import MERGE_DEPTHWISE, MERGE_DEPTHWISE_ON_GPU
+from ..passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
+from ..passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
+from ..passes.layout.channel_shuffle import CHANNEL_SHUFFLE
+from ..passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
+from ..passes.layout.early_transpose import EARLY_TRANSPOSE
+from ..passes.layout.fuse_resize import FUSE_RESIZE
+from ..passes.layout.fuse_transpose import FUSE_TRANSPOSE
+from ..passes.layout.image_input import IMAGE_INPUT
+from ..passes.layout.image_output import IMAGE_OUTPUT
+from ..passes.layout.norm_order import NORM_ORDER
+from ..passes.layout.padded_order import PADDED_ORDER
+from ..passes.layout.paired_columns import PAIRED_COLUMNS
+from ..passes.layout.pool_precision import POOL_PRECISION
+from ..passes.layout.row_order import ROW_ORDER
+from ..passes.layout.transpose_views import TRANSPOSE_VIEWS
+from ..passes.layout.windows_last import WINDOWS_LAST
+from ..passes.matmul.batch_first import BATCH_FIRST
+from ..passes.matmul.channel_products import CHANNEL_PRODUCTS
+from ..passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
+from ..passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
+from ..passes.matmul.matmul_norm import MATMUL_NORM
+from ..passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
+from ..passes.matmul.matmul_views import MATMUL_VIEWS
+from ..passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
+from ..passes.matmul.split_products import SPLIT_PRODUCTS
+from ..passes.norm.fuse_group_norm import FUSE_GROUP_NORM, FUSE_GROUP_NORM_ON_GPU
+from ..passes.norm.fuse_l2_norm import FUSE_L2_NORM
+from ..passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
+from ..passes.norm.fuse_rms_norm import FUSE_RMS_NORM
+from ..passes.norm.norm_epilogue import NORM_EPILOGUE
+from ..passes.norm.norm_prologue import NORM_PROLOGUE
+from ..passes.pointwise.any_to_sum import ANY_TO_SUM
+from ..passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ..passes.pointwise.fuse_sum_to import FUSE_SUM_TO
+from ..passes.pointwise.lone_pointwise import LONE_POINTWISE
+from ..passes.pointwise.pointwise_views import POINTWISE_VIEWS
+from ..passes.pointwise.slow_sums import SLOW_SUMS
+from ..passes.scatter.fuse_scatter import FUSE_SCATTER
+from ..passes.scatter.masked_fill import MASKED_FILL
+from ..passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
+from ..passes.scatter.update_slice import UPDATE_SLICE
+from ..passes.simplify.cast_like import CAST_LIKE
+from ..passes.simplify.col2im_to_gather import COL2IM_TO_GATHER, COL2IM_TO_GATHER_ON_GPU
+from ..passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
+from ..passes.simplify.dead_nodes import DEAD_NODES
+from ..passes.simplify.discarded_elements import DISCARDED_ELEMENTS
+from ..passes.simplify.early_gather import EARLY_GATHER
+from ..passes.simplify.flat_pad import FLAT_PAD
+from ..passes.simplify.fold_constants import FOLD_CONSTANTS
+from ..passes.simplify.gather_views import GATHER_VIEWS
+from ..passes.simplify.inline_if import INLINE_IF
+from ..passes.simplify.late_expand import LATE_EXPAND
+from ..passes.simplify.lone_split import LONE_SPLIT
+from ..passes.simplify.narrow_concat import NARROW_CONCAT
+from ..passes.simplify.nested_slices import NESTED_SLICES
+from ..passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ..passes.simplify.repeated_constants import REPEATED_CONSTANTS
+from ..passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
+from ..passes.simplify.sum_to_add import SUM_TO_ADD
+from ..passes.simplify.uniform_conditions import UNIFORM_CONDITIONS
+from ..precision.convert import ConvertPrecision
+from ..precision.plan import Request
 
 
 class Stage(Flag):
@@ -137,8 +137,14 @@ class Step:
 
 
 EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT, ROUNDS, GPU = (
-    Stage.EVERY_ROUND, Stage.BEFORE_PRECISION, Stage.QUIET_ROUND, Stage.TF32, Stage.EXACT, Stage.ROUNDS, Stage.GPU
-)  # fmt: skip
+  Stage.EVERY_ROUND,
+  Stage.BEFORE_PRECISION,
+  Stage.QUIET_ROUND,
+  Stage.TF32,
+  Stage.EXACT,
+  Stage.ROUNDS,
+  Stage.GPU,
+)
 
 # Each pass in its place. To add a rewrite, add a line.
 TABLE: tuple[Step, ...] = (
@@ -243,9 +249,12 @@ LAYOUTS = ("auto", "nchw", "nhwc")
 
 
 def select_passes(
-    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto",
-    tf32: bool | None = None, gpu: bool = False,
-) -> tuple[Pass, ...]:  # fmt: skip
+  only: Iterable[str] | None = None,
+  skip: Iterable[str] | None = None,
+  layout: str = "auto",
+  tf32: bool | None = None,
+  gpu: bool = False,
+) -> tuple[Pass, ...]:
   """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
 
   `skip` may name what stands in BESIDES, too.

@@ -2,12 +2,12 @@
 
 from onnx import ModelProto
 
-from ortplugin.check.inputs import CANDIDATES, as_wanted, generate, load_inputs
-from ortplugin.check.tune import tune as tune_nodes
-from ortplugin.errors import OrtPluginError, UsageError, VerificationError, one_line
-from ortplugin.optimizer.options import Options
-from ortplugin.report import TunedNode
-from ortplugin.session import CUDA, available_providers, check_device, resolve_provider
+from ..check.inputs import CANDIDATES, as_wanted, generate, load_inputs
+from ..check.tune import tune as tune_nodes
+from ..errors import OrtPluginError, UsageError, VerificationError, one_line
+from ..report import TunedNode
+from ..session import CUDA, available_providers, check_device, resolve_provider
+from .options import Options
 
 
 def tune_model(original: ModelProto, optimized: ModelProto, options: Options) -> tuple[ModelProto, list[TunedNode]]:

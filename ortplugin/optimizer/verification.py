@@ -7,15 +7,15 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from ortplugin.check.compare import Tolerance
-from ortplugin.check.verify import Verifier
-from ortplugin.errors import VerificationError, one_line
-from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
-from ortplugin.optimizer.bisection import find_guilty
-from ortplugin.optimizer.loop import run_stages
-from ortplugin.optimizer.options import Options
-from ortplugin.passes.base import Change, Pass
-from ortplugin.report import CONVERSION, PLAIN, ProviderVerification, Report
+from ..check.compare import Tolerance
+from ..check.verify import Verifier
+from ..errors import VerificationError, one_line
+from ..model.inline import NAME as INLINE_FUNCTIONS
+from ..passes.base import Change, Pass
+from ..report import CONVERSION, PLAIN, ProviderVerification, Report
+from .bisection import find_guilty
+from .loop import run_stages
+from .options import Options
 
 
 @dataclass(frozen=True)

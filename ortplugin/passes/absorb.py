@@ -15,21 +15,10 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.graph.shapes import show
-from ortplugin.passes.driver import Applied, Missed, Outcome, replaced
-from ortplugin.passes.members import Member, compose, member_of, read_fused
-from ortplugin.program import (
-  FLOATING,
-  MAX_PARAMETERS,
-  MAX_STATEMENTS,
-  Program,
-  ProgramError,
-  fresh_name,
-)
+from ..graph import DOMAIN, NotPointwiseError, Scope, label, show
+from ..program import FLOATING, MAX_PARAMETERS, MAX_STATEMENTS, Program, ProgramError, fresh_name
+from .driver import Applied, Missed, Outcome, replaced
+from .members import Member, compose, member_of, read_fused
 
 FAR = 64  # operators that a chain looks at, at most, for a place where it may end
 DTYPES = (*FLOATING, "bool")  # of what an epilogue reads and makes

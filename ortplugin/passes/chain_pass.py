@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label, labelled
-from ortplugin.passes.absorb import Chain
-from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.members import Member
+from ..graph import Scope, label, labelled, scopes
+from .absorb import Chain
+from .base import Change, NearMiss, PassResult
+from .members import Member
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.ops.decompose import MINIMUM_OPSET
+from ..graph import Scope
+from ..ops.decompose import MINIMUM_OPSET
 
 
 def unsupported(scope: Scope) -> str | None:

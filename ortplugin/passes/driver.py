@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.constant_values import constant_values
-from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.pattern import Match, Pattern, matches
-from ortplugin.passes.base import Change, NearMiss, PassResult
+from ..graph import Scope, label, labelled, scopes
+from ..graph.constant_values import constant_values
+from ..graph.pattern import Match, Pattern, matches
+from .base import Change, NearMiss, PassResult
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Shape, element_count
+from ..graph import Scope, Shape, element_count
 
 MOVED_ELEMENTS = 1 << 16  # constants up to this size are rearranged here, larger ones at run time
 

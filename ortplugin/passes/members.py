@@ -5,13 +5,10 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
-from ortplugin.ops.pointwise import NAME
-from ortplugin.passes.conditions import unknown_rank
-from ortplugin.passes.operands import merged_duplicates
-from ortplugin.program import (
+from ..graph import DOMAIN, NotPointwiseError, Scope, is_pointwise
+from ..graph.pointwise import Writer, write
+from ..ops.pointwise import NAME
+from ..program import (
   COMPARISONS,
   DTYPES,
   FLOATING,
@@ -23,6 +20,8 @@ from ortplugin.program import (
   fresh_name,
   parse,
 )
+from .conditions import unknown_rank
+from .operands import merged_duplicates
 
 HINTS = {"Add": "bias", "Sub": "bias", "Mul": "scale", "Div": "scale", "PRelu": "slope", "Where": "condition"}
 

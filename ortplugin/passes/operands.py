@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.program import Program
+from ..program import Program
 
 
 def merged_duplicates(program: Program, inputs: Sequence[gs.Tensor]) -> tuple[Program, list[gs.Tensor]]:

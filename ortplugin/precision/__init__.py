@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ortplugin.errors import UsageError
+from ..errors import UsageError
 
 Dtype = np.dtype[Any]
 FLOAT32, FLOAT16, BFLOAT16 = (np.dtype(each) for each in (np.float32, np.float16, ml_dtypes.bfloat16))

@@ -7,14 +7,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label
-from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.precision import Dtype, Precision, programs, roles
-from ortplugin.precision.plan import ANY_SIZE, Plan, Request, bodies, floating, is_edge, make_plan, overridable
-from ortplugin.precision.ranges import converted
-from ortplugin.report import CONVERSION
+from ..graph import DOMAIN, Scope, label, scopes
+from ..passes.base import Change, NearMiss, PassResult
+from ..report import CONVERSION
+from . import Dtype, Precision, programs, roles
+from .plan import ANY_SIZE, Plan, Request, bodies, floating, is_edge, make_plan, overridable
+from .ranges import converted
 
 
 @dataclass(frozen=True)

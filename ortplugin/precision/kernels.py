@@ -24,10 +24,7 @@ _BFLOAT16 = """
     RotaryEmbedding ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign Split Sqrt
     Squeeze Sub Sum Tanh Tile Transpose Trilu Unsqueeze Where
 """
-KERNELS: dict[str, frozenset[str]] = {
-  "float16": frozenset(_FLOAT16.split()),
-  "bfloat16": frozenset(_BFLOAT16.split()),
-}
+KERNELS: dict[str, frozenset[str]] = {"float16": frozenset(_FLOAT16.split()), "bfloat16": frozenset(_BFLOAT16.split())}
 # What becomes an operator of ours, whatever ONNX Runtime has, and the rewrite that makes it one.
 FUSED_BY = {"Conv": "fuse-conv", "ConvTranspose": "fuse-conv", "LayerNormalization": "fuse-layer-norm"}
 POINTWISE = "lone-pointwise"  # the rewrite that takes what is pointwise, of known rank, and has found no neighbour

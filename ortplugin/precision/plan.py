@@ -6,17 +6,12 @@ from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.convert import attached
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.graph.shape_values import SMALL, shape_values
-from ortplugin.graph.shapes import element_count
-from ortplugin.precision import FLOAT16, Precision, programs, roles
-from ortplugin.precision.kernels import REWRITES
-from ortplugin.precision.ranges import MARGIN, exceeds, fault, is_filling
-from ortplugin.precision.roles import Slots
+from ..graph import DOMAIN, Scope, attached, element_count, is_pointwise, label
+from ..graph.shape_values import SMALL, shape_values
+from . import FLOAT16, Precision, programs, roles
+from .kernels import REWRITES
+from .ranges import MARGIN, exceeds, fault, is_filling
+from .roles import Slots
 
 ANY_SIZE = 2**62
 LOOKED_AT = 2**16  # elements of constants that are looked at again and again

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.precision import FLOAT32, Precision
-from ortplugin.precision.roles import Slots, is_floating
-from ortplugin.program import DTYPE_NAMES, NUMPY_DTYPES, Parameter, Program, ProgramError, Statement, parse
+from ..program import DTYPE_NAMES, NUMPY_DTYPES, Parameter, Program, ProgramError, Statement, parse
+from . import FLOAT32, Precision
+from .roles import Slots, is_floating
 
 # Our own operators that take any dtype, where no program says which.
 PRODUCTS = ("FusedConv", "FusedConvTranspose", "FusedMatMul")

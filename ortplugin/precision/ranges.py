@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from ortplugin.arrays import Array
-from ortplugin.errors import RuntimeMissingError, UsageError, one_line
-from ortplugin.graph.convert import import_model
-from ortplugin.model.annotate import annotate
-from ortplugin.model.storage import save_model
-from ortplugin.precision import FLOAT32, Precision
-from ortplugin.session import CPU, library_path, onnxruntime, register, run_on_host
+from ..arrays import Array
+from ..errors import RuntimeMissingError, UsageError, one_line
+from ..graph import import_model
+from ..model.annotate import annotate
+from ..model.storage import save_model
+from ..session import CPU, library_path, onnxruntime, register, run_on_host
+from . import FLOAT32, Precision
 
 MARGIN = 2.0  # activations may be so much larger on other inputs
 FILLING = 2.0**126  # from here on a float32 is what masks are filled with: "lower than anything", not a quantity

@@ -13,13 +13,10 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.graph.shapes import element_count
-from ortplugin.precision import Dtype, Precision
-from ortplugin.precision.kernels import FUSED_BY, KERNELS, POINTWISE, POINTWISE_OF_BFLOAT16, SCATTER, SCATTERS
-from ortplugin.program import DTYPE_NAMES
+from ..graph import DOMAIN, Scope, element_count, is_pointwise
+from ..program import DTYPE_NAMES
+from . import Dtype, Precision
+from .kernels import FUSED_BY, KERNELS, POINTWISE, POINTWISE_OF_BFLOAT16, SCATTER, SCATTERS
 
 Slots = tuple[tuple[int, ...], tuple[int, ...]]  # inputs and outputs by index
 

@@ -14,8 +14,8 @@ statement  the parts of a program; types: the dtype of every value, and the rule
 program    the whole and its composition; parser and printing: from and to text
 """
 
-from ortplugin.program.attributes import sum_axes
-from ortplugin.program.dtypes import (
+from .attributes import sum_axes
+from .dtypes import (
   DTYPE_NAMES,
   DTYPES,
   FLOATING,
@@ -28,13 +28,13 @@ from ortplugin.program.dtypes import (
   UNSIGNED,
   integer_range,
 )
-from ortplugin.program.errors import ProgramError
-from ortplugin.program.limits import MAX_CHARACTERS, MAX_NAME, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS, MAX_SUM_AXIS
-from ortplugin.program.operators import ATTRIBUTES, COMPARISONS, OPERATORS, AttributeSpec, AttributeValue, OperatorSpec
-from ortplugin.program.parser import parse
-from ortplugin.program.printing import Operand, number_text, operand_text
-from ortplugin.program.program import Program, drop_unused, fresh_name
-from ortplugin.program.statement import Parameter, Statement
+from .errors import ProgramError
+from .limits import MAX_CHARACTERS, MAX_NAME, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS, MAX_SUM_AXIS
+from .operators import ATTRIBUTES, COMPARISONS, OPERATORS, AttributeSpec, AttributeValue, OperatorSpec
+from .parser import parse
+from .printing import Operand, number_text, operand_text
+from .program import Program, drop_unused, fresh_name
+from .statement import Parameter, Statement
 
 __all__ = [
   "ATTRIBUTES",

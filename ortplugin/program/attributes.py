@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from ortplugin.program.dtypes import DTYPES
-from ortplugin.program.errors import ProgramError
-from ortplugin.program.limits import MAX_SUM_AXIS
-from ortplugin.program.operators import ATTRIBUTES, OPERATORS, AttributeValue
+from .dtypes import DTYPES
+from .errors import ProgramError
+from .limits import MAX_SUM_AXIS
+from .operators import ATTRIBUTES, OPERATORS, AttributeValue
 
 _AXES: Final = re.compile(r"(?:0|[1-9][0-9]*)(?: (?:0|[1-9][0-9]*))*\Z")
 

@@ -1,6 +1,6 @@
 """The error of the language."""
 
-from ortplugin.errors import ModelError
+from ..errors import ModelError
 
 
 class ProgramError(ModelError):

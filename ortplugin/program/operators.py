@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ortplugin.program.dtypes import DTYPES, FLOATING, INTEGERS, NUMBERS, SUMS, UNSIGNED
+from .dtypes import DTYPES, FLOATING, INTEGERS, NUMBERS, SUMS, UNSIGNED
 
 AttributeValue = float | str
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from ortplugin.program.dtypes import DTYPES
-from ortplugin.program.errors import ProgramError
-from ortplugin.program.limits import MAX_CHARACTERS
-from ortplugin.program.operators import AttributeValue
-from ortplugin.program.printing import Operand
-from ortplugin.program.program import Program
-from ortplugin.program.statement import Parameter, Statement
+from .dtypes import DTYPES
+from .errors import ProgramError
+from .limits import MAX_CHARACTERS
+from .operators import AttributeValue
+from .printing import Operand
+from .program import Program
+from .statement import Parameter, Statement
 
 _SPACE: Final = " \t\r\n"  # all the white space of the language: not \v and \f, which Python counts as well
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.program.dtypes import DTYPES
-from ortplugin.program.operators import AttributeValue
+from .dtypes import DTYPES
+from .operators import AttributeValue
 
 Operand = str | float | int  # a value's name, or a literal number: an int where the dtype is an integer one
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ortplugin.program.dtypes import DTYPES, FLOATING, INTEGERS, holds
-from ortplugin.program.limits import MAX_NAME
-from ortplugin.program.printing import Operand
-from ortplugin.program.statement import Parameter, Statement
-from ortplugin.program.types import check, infer
+from .dtypes import DTYPES, FLOATING, INTEGERS, holds
+from .limits import MAX_NAME
+from .printing import Operand
+from .statement import Parameter, Statement
+from .types import check, infer
 
 
 @dataclass(frozen=True)

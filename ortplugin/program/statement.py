@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from ortplugin.program.attributes import as_attribute, complete_attributes
-from ortplugin.program.operators import OPERATORS, AttributeValue, OperatorSpec
-from ortplugin.program.printing import Operand, attribute_text, operand_text
+from .attributes import as_attribute, complete_attributes
+from .operators import OPERATORS, AttributeValue, OperatorSpec
+from .printing import Operand, attribute_text, operand_text
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from ortplugin.program.dtypes import DTYPES, FLOATING, INTEGERS, integer_range
-from ortplugin.program.errors import ProgramError
-from ortplugin.program.limits import MAX_NAME, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS
-from ortplugin.program.printing import operand_text
-from ortplugin.program.statement import Parameter, Statement
+from .dtypes import DTYPES, FLOATING, INTEGERS, integer_range
+from .errors import ProgramError
+from .limits import MAX_NAME, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS
+from .printing import operand_text
+from .statement import Parameter, Statement
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def _check_name(name: str) -> None:
   if not _NAME.match(name) or len(name) > MAX_NAME:
-    raise ProgramError(f"'{name}' is no name: it takes a letter or underscore, then letters, digits, underscores, "
-                       f"at most {MAX_NAME} in all")  # fmt: skip
+    raise ProgramError(
+      f"'{name}' is no name: it takes a letter or underscore, then letters, digits, underscores, "
+      f"at most {MAX_NAME} in all"
+    )
   if name in ("inf", "nan") or name in DTYPES:
     raise ProgramError(f"'{name}' cannot be a name: it means something else in a program")
 

@@ -51,12 +51,12 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortplugin.graph.messages import walk_graphs, walk_nodes
-from ortplugin.model.checks import byte_count
-from ortplugin.passes.base import Change, NearMiss
-from ortplugin.report.advice import advise
-from ortplugin.report.regions import find_regions, is_ours
-from ortplugin.version import __version__
+from ..graph import walk_graphs, walk_nodes
+from ..model.checks import byte_count
+from ..passes.base import Change, NearMiss
+from ..version import __version__
+from .advice import advise
+from .regions import find_regions, is_ours
 
 CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
 SLOWEST = 50  # nodes of a timeline that the report lists
@@ -338,11 +338,13 @@ class Report:
       times[name] = None if line is None else line.to_dict(known)
     about = {"provider": profile.provider, "inputs": profile.inputs, "skipped": profile.skipped}
     return {
-        "regions": [{"kind": region.kind, "result": region.result, "nodes": region.nodes,
-                     "rewrites": dict(region.rewrites)} for region in regions],
-        "memory": memory,
-        "profile": None if self.profile is None else {**about, **times},
-    }  # fmt: skip
+      "regions": [
+        {"kind": region.kind, "result": region.result, "nodes": region.nodes, "rewrites": dict(region.rewrites)}
+        for region in regions
+      ],
+      "memory": memory,
+      "profile": None if self.profile is None else {**about, **times},
+    }
 
   def to_json(self) -> str:
     """The JSON report; a number that JSON lacks (an infinite error) is the string "inf" or "nan"."""
@@ -350,7 +352,7 @@ class Report:
 
   def to_html(self) -> str:
     """The page that `--report out.html` writes."""
-    from ortplugin.report.html import to_html
+    from .html import to_html
 
     return to_html(_plain(self.to_dict()))
 

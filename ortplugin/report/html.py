@@ -7,8 +7,8 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from ortplugin.errors import printable
-from ortplugin.report.advice import size
+from ..errors import printable
+from .advice import size
 
 _OPERATORS = 14  # rows of the table of times; the others share one
 _X = "\N{MULTIPLICATION SIGN}"
@@ -240,8 +240,9 @@ def _memory(memory: Data) -> str:
     rows.append((f"of these {name}", *(size(side["dtypes"].get(name, 0)) for side in sides)))
   written = [memory["written_before"], memory["written_after"]]
   rows.append(("activations written in a run", *("" if each is None else size(each) for each in written)))
-  largest = [(each["name"], each["dtype"], _X.join(map(str, each["shape"])), size(each["bytes"]))
-             for each in sides[1]["largest"]]  # fmt: skip
+  largest = [
+    (each["name"], each["dtype"], _X.join(map(str, each["shape"])), size(each["bytes"])) for each in sides[1]["largest"]
+  ]
   more = _details("Largest weights", _table(("name", "dtype", "shape", "bytes"), largest, (3,)))
   return _table(("", "before", "after"), rows, (1, 2)) + more
 

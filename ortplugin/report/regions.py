@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from ortplugin.ops import OPERATORS
-from ortplugin.passes.base import Change
+from ..ops import OPERATORS
+from ..passes.base import Change
 
 _OURS = tuple(f"({operator.name})" for operator in OPERATORS)
 

@@ -28,9 +28,18 @@ _CHANGE = _object(rewrite=_S, nodes=_NAMES, result=_S)
 _OUTPUT = _object(name=_S, passed=_B, max_abs_error=_NUMBER, max_rel_error=_NUMBER, message=_S)
 _CASE = _object(name=_S, outputs=_list(_OUTPUT), mode={"enum": ["plain", "TF32", "graph", "graph, TF32"]})
 _TIMINGS = _list(_object(mode={"enum": ["plain", "graph"]}, original_ms=_N, optimized_ms=_N, loses=_B))
-_PROVIDER = _object(provider=_S, inputs=_list(_CASE), timings=_TIMINGS, skipped=_S,
-                    original_ms=_or_null(_N), optimized_ms=_or_null(_N),
-                    replays=_I, graph_skipped=_S, notes=_NAMES, passed=_B)  # fmt: skip
+_PROVIDER = _object(
+  provider=_S,
+  inputs=_list(_CASE),
+  timings=_TIMINGS,
+  skipped=_S,
+  original_ms=_or_null(_N),
+  optimized_ms=_or_null(_N),
+  replays=_I,
+  graph_skipped=_S,
+  notes=_NAMES,
+  passed=_B,
+)
 _LARGEST = _list(_object(name=_S, dtype=_S, shape=_list(_I), bytes=_I))
 _WEIGHTS = _or_null(_object(weights=_I, bytes=_I, dtypes=_COUNTS, largest=_LARGEST))
 _NODE = _object(node=_S, operator=_S, ms=_N, share=_N, bytes=_I, taken_by=_or_null(_S))
@@ -64,9 +73,7 @@ SCHEMA: Schema = {
     taken_back=_list(_object(rewrites=_NAMES, provider=_S, timings=_TIMINGS)),
     regions=_list(_REGION),
     memory=_object(before=_WEIGHTS, after=_WEIGHTS, written_before=_or_null(_I), written_after=_or_null(_I)),
-    profile=_or_null(
-      _object(provider=_S, inputs=_S, skipped=_S, original=_TIMELINE, optimized=_TIMELINE),
-    ),
+    profile=_or_null(_object(provider=_S, inputs=_S, skipped=_S, original=_TIMELINE, optimized=_TIMELINE)),
     next=_list(_object(option=_S, why=_S)),
   ),
 }

@@ -3,7 +3,7 @@
 onnxruntime and CuPy are imported when a function needs them, so `import ortplugin` needs neither.
 """
 
-from ortplugin.session.core import (
+from .core import (
   CPU,
   CUDA,
   available_providers,
@@ -16,9 +16,9 @@ from ortplugin.session.core import (
   register,
   resolve_provider,
 )
-from ortplugin.session.dispatch import run
-from ortplugin.session.elements import check_dtype, element_type, foreign
-from ortplugin.session.host import run_on_host, to_numpy
+from .dispatch import run
+from .elements import check_dtype, element_type, foreign
+from .host import run_on_host, to_numpy
 
 __all__ = [
   "CPU",

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ortplugin.errors import RuntimeMissingError, UsageError, near_names, one_line
+from ..errors import RuntimeMissingError, UsageError, near_names, one_line
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.errors import RuntimeMissingError, UsageError, one_line
-from ortplugin.session.core import CUDA, host_inputs, host_outputs, is_captured, onnxruntime
-from ortplugin.session.cuda_driver import Gpu
-from ortplugin.session.elements import check_dtype, element_type, foreign
-from ortplugin.session.host import to_numpy
+from ..errors import RuntimeMissingError, UsageError, one_line
+from .core import CUDA, host_inputs, host_outputs, is_captured, onnxruntime
+from .cuda_driver import Gpu
+from .elements import check_dtype, element_type, foreign
+from .host import to_numpy
 
 _DLPACK_CPU = 1
 _NO_GRAPH = "-1"  # the graph id with which ONNX Runtime neither captures nor replays

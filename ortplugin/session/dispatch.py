@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ortplugin.errors import UsageError, near_names
-from ortplugin.session import device
-from ortplugin.session.core import CUDA
-from ortplugin.session.host import run_on_host
+from ..errors import UsageError, near_names
+from . import device
+from .core import CUDA
+from .host import run_on_host
 
 
 def run(

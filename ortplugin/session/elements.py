@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ortplugin.errors import UsageError
+from ..errors import UsageError
 
 # ONNX Runtime's name of a tensor type -> (ONNX element type, a TensorProto.DataType, and NumPy dtype). Numbers, because
 # importing onnx takes longer than everything else that `import ortplugin` does.

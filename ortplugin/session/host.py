@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.errors import UsageError, one_line
-from ortplugin.session.core import onnxruntime
-from ortplugin.session.elements import check_dtype, element_type, foreign
+from ..errors import UsageError, one_line
+from .core import onnxruntime
+from .elements import check_dtype, element_type, foreign
 
 # dtypes that NumPy itself lacks travel to ONNX Runtime under an integer dtype of their size.
 _CARRIER: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}

@@ -7,8 +7,8 @@ whole process: other sessions fail, and one that frees pinned memory ends the pr
 import threading
 from collections import defaultdict
 
-from ortplugin.errors import RuntimeMissingError
-from ortplugin.session.cuda_driver import CudaError, Gpu
+from ..errors import RuntimeMissingError
+from .cuda_driver import CudaError, Gpu
 
 _idle: defaultdict[int, list[int]] = defaultdict(list)  # by GPU
 _lock = threading.RLock()  # garbage may be collected, a stream among it, while this thread holds it

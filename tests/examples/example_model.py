@@ -6,10 +6,10 @@ import numpy as np
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODEL = """<ir_version: 10, opset_import: ["" : 18]>
-  g (float[N,3,4,4] image) => (float[N,3] mean, float[N] top) <float[3,1,1] s = {1, 0.5, 2}, float b = {3}> {
-    scaled = Mul (image, s)  moved = Sub (scaled, b)  squashed = Tanh (moved)
-    inner = Constant <value_ints = [2, 3]> ()  mean = ReduceMean <keepdims = 0> (squashed, inner)
-    last = Constant <value_ints = [1]> ()  top = ReduceMax <keepdims = 0> (mean, last) }"""
+  g (float[N,3,4,4] image) => (float[N,3] mean, float[N] top) <float[3,1,1] s = {1,0.5,2}, float b = {3}> {
+    scaled = Mul(image, s)  moved = Sub(scaled, b)  squashed = Tanh(moved)
+    inner = Constant <value_ints=[2,3]>()  mean = ReduceMean <keepdims=0>(squashed, inner)
+    last = Constant <value_ints=[1]>()  top = ReduceMax <keepdims=0>(mean, last) }"""
 
 
 def check(outputs, images):

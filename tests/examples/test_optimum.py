@@ -24,8 +24,7 @@ def test_the_classifier(tmp_path):
   given = tuple(torch.ones(2, 6, dtype=torch.int64) for _ in NAMES)
   dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
   options = {"dynamo": True, "verbose": False, "dynamic_shapes": dict.fromkeys(NAMES, dims), "output_names": ["logits"]}
-  program = torch.onnx.export(bert, given, **options)
-  optimized, _ = ortplugin.optimize(program.model_proto)
+  optimized, _ = ortplugin.optimize(torch.onnx.export(bert, given, **options).model_proto)
   assert "FusedLayerNorm" in {node.op_type for node in optimized.graph.node}
   onnx.save(optimized, tmp_path / "fast.onnx")
 

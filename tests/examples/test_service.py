@@ -42,7 +42,7 @@ def test_a_value_that_json_lacks(post):
 
 
 @pytest.mark.parametrize(
-  ("inputs", "words"),
+  "inputs, words",
   [
     ({"more": 1}, "takes the inputs ['image'], not ['more']"),
     ({"image": [[1, 2]]}, "has shape [1, 2]; the model's is ['N', 3, 4, 4]"),

@@ -22,7 +22,7 @@ import numpy as np
 import ortplugin
 from ortplugin.check.compare import compare
 from ortplugin.errors import OrtPluginError, one_line
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from . import lethal
 from .evaluate import OURS
@@ -99,15 +99,7 @@ def confirm(judge, case, finding):
   raise AssertionError("a provider without a CUDA graph gives a verdict")
 
 
-def _optimized(
-  judge,
-  tell,
-  case,
-  references,
-  finding,
-  faults,
-  captured,
-):
+def _optimized(judge, tell, case, references, finding, faults, captured):
   """The verdict on its runs; None if they should be `captured` and are not."""
   right = [name for name in references[0].names if name not in faults]
   by_values = finding.kind in ("values", "form")

@@ -163,12 +163,7 @@ def _keep(field, kept):
   field.extend(copies)
 
 
-VARIANTS = {
-  "plain": as_it_is,
-  "constants": with_constants,
-  "open": with_open_dims,
-  "sandwich": sandwiched,
-}
+VARIANTS = {"plain": as_it_is, "constants": with_constants, "open": with_open_dims, "sandwich": sandwiched}
 LAYOUTS = ("auto", "nhwc")
 
 

@@ -22,7 +22,7 @@ import math
 import onnx
 from onnx import TensorProto, helper
 
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from .emulate import respelled, spelled
 from .evaluate import CONTRIB
@@ -96,8 +96,10 @@ def _shrink(node, name):
   yield from spelled(
     """zero = double {0}  below = Less(x, low)  above = Greater(x, high)
     more = Add(x, bias)  less = Sub(x, bias)  right = Where(above, less, zero)  y = Where(below, more, right)""",
-    name, x=node.input[0], y=node.output[0],
-  )  # fmt: skip
+    name,
+    x=node.input[0],
+    y=node.output[0],
+  )
 
 
 def _hard_swish(node, name):
@@ -105,8 +107,10 @@ def _hard_swish(node, name):
     """six = double {6}  half = double {0.5}
     zero = double {0}  one = double {1}
     sixth = Div(x, six)  line = Add(sixth, half)  below = Min(line, one)  gate = Max(below, zero)  y = Mul(x, gate)""",
-    name, x=node.input[0], y=node.output[0],
-  )  # fmt: skip
+    name,
+    x=node.input[0],
+    y=node.output[0],
+  )
 
 
 def _sigmoid(node, name):
@@ -139,8 +143,10 @@ def _elu(node, name):
     """negated = Neg(x)  depth = Relu(negated)  below = Neg(depth)  exponent = Div(below, scale)
     exp = Exp(exponent)  less = Sub(exp, one)  negative = Mul(less, alpha)
     positive = Relu(x)  sum = Add(positive, negative)  y = Mul(sum, gamma)""",
-    name, x=node.input[0], y=node.output[0],
-  )  # fmt: skip
+    name,
+    x=node.input[0],
+    y=node.output[0],
+  )
 
 
 def _with_bias(node, name):
@@ -159,8 +165,10 @@ def _gelu(node, name):
     cubic = double {0.044715}
     square = Mul(x, x)  cube = Mul(square, x)  rest = Mul(cube, cubic)  sum = Add(x, rest)  scaled = Mul(sum, root)
     tanh = Tanh(scaled)  gate = Add(tanh, one)  halved = Mul(x, half)  y = Mul(halved, gate)""",
-    name, x=x, y=node.output[0],
-  )  # fmt: skip
+    name,
+    x=x,
+    y=node.output[0],
+  )
 
 
 # erfc(z) = t e^(-z^2 + polynomial in t), t = 1 / (1 + z / 2), to 1.2e-7 of itself (Numerical Recipes, erfcc), the
@@ -185,18 +193,34 @@ def _exact_gelu(node, name):
     magnitude = Abs(x)  z = Mul(magnitude, root)  half_z = Mul(z, half)  divisor = Add(half_z, one)
     t = Div(one, divisor)  {horner}  square = Mul(z, z)  exponent = Sub(sum{last}, square)
     power = Exp(exponent)  erfc = Mul(power, t)  tail = Mul(erfc, half)  rest = Sub(one, tail)
-    negative = Less(x, zero)  of_tail = Cast<to = {TensorProto.DOUBLE}>(negative)  of_rest = Sub(one, of_tail)
+    negative = Less(x, zero)  of_tail = Cast<to={TensorProto.DOUBLE}>(negative)  of_rest = Sub(one, of_tail)
     left = Mul(of_tail, tail)  right = Mul(of_rest, rest)  share = Add(left, right)  y = Mul(x, share)""",
-    name, x=x, y=node.output[0],
-  )  # fmt: skip
+    name,
+    x=x,
+    y=node.output[0],
+  )
 
 
 def _either_gelu(node, name):
   yield from (_gelu if _is_rough(node) else _exact_gelu)(node, name)
 
 
-_ROUGH = {("", "Shrink"): _shrink, ("", "HardSwish"): _hard_swish, ("", "Sigmoid"): _sigmoid, ("", "Swish"): _swish,
-          (CONTRIB, "QuickGelu"): _swish}  # fmt: skip
-_SMALL = {("", "Sigmoid"): _sigmoid, ("", "Swish"): _swish, (CONTRIB, "QuickGelu"): _swish, ("", "Elu"): _elu,
-          ("", "Celu"): _elu, ("", "Selu"): _elu, ("", "Gelu"): _either_gelu, (CONTRIB, "Gelu"): _exact_gelu,
-          (CONTRIB, "BiasGelu"): _exact_gelu, (CONTRIB, "FastGelu"): _gelu}  # fmt: skip
+_ROUGH = {
+  ("", "Shrink"): _shrink,
+  ("", "HardSwish"): _hard_swish,
+  ("", "Sigmoid"): _sigmoid,
+  ("", "Swish"): _swish,
+  (CONTRIB, "QuickGelu"): _swish,
+}
+_SMALL = {
+  ("", "Sigmoid"): _sigmoid,
+  ("", "Swish"): _swish,
+  (CONTRIB, "QuickGelu"): _swish,
+  ("", "Elu"): _elu,
+  ("", "Celu"): _elu,
+  ("", "Selu"): _elu,
+  ("", "Gelu"): _either_gelu,
+  (CONTRIB, "Gelu"): _exact_gelu,
+  (CONTRIB, "BiasGelu"): _exact_gelu,
+  (CONTRIB, "FastGelu"): _gelu,
+}

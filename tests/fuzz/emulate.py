@@ -108,8 +108,11 @@ def _respell(graph, types, spell):
 
 
 def _own_types(graph):
-  types = {each.name: each.type.tensor_type.elem_type for each in [*graph.input, *graph.output, *graph.value_info]
-           if each.type.HasField("tensor_type")}  # fmt: skip
+  types = {
+    each.name: each.type.tensor_type.elem_type
+    for each in [*graph.input, *graph.output, *graph.value_info]
+    if each.type.HasField("tensor_type")
+  }
   return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
 

@@ -58,15 +58,7 @@ class Evaluator:
     self._size = size
     self._sessions = OrderedDict()
 
-  def node(
-    self,
-    op,
-    domain,
-    inputs,
-    outputs,
-    attributes,
-    opset,
-  ):
+  def node(self, op, domain, inputs, outputs, attributes, opset):
     """The outputs of one node. UnfitError with ONNX Runtime's message if it can't be made or run."""
     if words := lethal.of_node(op, inputs):
       raise UnfitError(words)
@@ -85,14 +77,7 @@ class Evaluator:
     feeds = {f"i{index}": each for index, each in enumerate(inputs) if each is not None}
     return _run(session, feeds, [f"o{k}" for k in range(outputs)])
 
-  def nodes(
-    self,
-    nodes,
-    inputs,
-    outputs,
-    opset,
-    functions=(),
-  ):
+  def nodes(self, nodes, inputs, outputs, opset, functions=()):
     """The values `outputs` that a few nodes make of `inputs`."""
     types = {name: _type_of(each) for name, each in inputs.items()}
     return _run(_session_of(nodes, types, outputs, opset, functions), dict(inputs), list(outputs))
@@ -103,13 +88,7 @@ def _type_of(array):
   return to_onnx(array.dtype), tuple(array.shape) if array.ndim == 1 else (None,) * array.ndim
 
 
-def _session_of(
-  nodes,
-  types,
-  outputs,
-  opset,
-  functions=(),
-):
+def _session_of(nodes, types, outputs, opset, functions=()):
   given = [helper.make_tensor_value_info(name, each[0], each[1]) for name, each in types.items() if each and name]
   wanted = [onnx.ValueInfoProto(name=name) for name in outputs]
   graph = helper.make_graph(list(nodes), "one", given, wanted)

@@ -25,7 +25,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from .providers import LostError, Provider
 from .worker import main

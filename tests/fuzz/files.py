@@ -50,41 +50,41 @@ EXPORTED = """
 
 WRITTEN = {
   "bodies": """<ir_version: 8, opset_import: ["" : 17]>
-        g (bool c, int64 n, float[2,3] x) => (float[2,3] y, float[K,2,3] all) <float[3] w = {1, 2, 3}> {
-            a = Mul (x, w)
-            b = If (c) <then_branch = t () => (float[2,3] p) { q = Neg (a)  p = Add (q, w) },
-                        else_branch = e () => (float[2,3] r) { r = Exp (a) }>
-            y, all = Loop (n, c, b) <body = l (int64 i, bool ci, float[2,3] s) => (bool co, float[2,3] o, float[2,3] v)
-                { co = Identity (ci)  m = Tanh (s)  o = Add (m, a)  v = Relu (o) }> }""",
+        g (bool c, int64 n, float[2,3] x) => (float[2,3] y, float[K,2,3] all) <float[3] w = {1,2,3}> {
+            a = Mul(x, w)
+            b = If(c) <then_branch = t () => (float[2,3] p) { q = Neg(a)  p = Add(q, w) },
+                        else_branch = e () => (float[2,3] r) { r = Exp(a) }>
+            y, all = Loop(n, c, b) <body = l (int64 i, bool ci, float[2,3] s) => (bool co, float[2,3] o, float[2,3] v)
+                { co = Identity(ci)  m = Tanh(s)  o = Add(m, a)  v = Relu(o) }> }""",
   "functions": """<ir_version: 9, opset_import: ["" : 18, "mine" : 1, "com.microsoft" : 1]>
-        g (float[N,8] x) => (float[N,8] y) <float[8] s = {1, 1, 1, 1, 2, 2, 2, 2}> {
-            a = mine.Norm <eps = 0.001> (x, s)  b = com.microsoft.Gelu (a)  y = mine.Norm (b, s) }
+        g (float[N,8] x) => (float[N,8] y) <float[8] s = {1,1,1,1,2,2,2,2}> {
+            a = mine.Norm <eps=0.001>(x, s)  b = com.microsoft.Gelu(a)  y = mine.Norm(b, s) }
         <domain: "mine", opset_import: ["" : 18]> Norm <eps> (x, s) => (y) {
-            two = Constant <value = float {2.0}> ()  axes = Constant <value_ints = [-1]> ()
-            p = Pow (x, two)  m = ReduceMean (p, axes)  e = Constant <value_float : float = @eps> ()  v = Add (m, e)
-            r = Sqrt (v)  d = Div (x, r)  y = Mul (d, s) }""",
+            two = Constant <value=float {2.0}>()  axes = Constant <value_ints=[-1]>()
+            p = Pow(x, two)  m = ReduceMean(p, axes)  e = Constant <value_float : float = @eps> ()  v = Add(m, e)
+            r = Sqrt(v)  d = Div(x, r)  y = Mul(d, s) }""",
   "old": """<ir_version: 3, opset_import: ["" : 9]>
         g (float[2,3,8,8] x, float[4,3,3,3] w) => (float[2,4,15,15] y) {
-            a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)  b = Relu (a)
-            c = Upsample <mode = "linear"> (b, s)  d = Clip <min = 0.0, max = 6.0> (c)
-            e = MaxPool <kernel_shape = [2, 2], strides = [1, 1]> (d)  y = Dropout (e) }""",
+            a = Conv <kernel_shape=[3,3], pads=[1,1,1,1]>(x, w)  b = Relu(a)
+            c = Upsample <mode="linear">(b, s)  d = Clip <min=0.0, max=6.0>(c)
+            e = MaxPool <kernel_shape=[2,2], strides=[1,1]>(d)  y = Dropout(e) }""",
   "image": """<ir_version: 8, opset_import: ["" : 18]>
         g (float16[N,4,16,16] x, float16[8,4,3,3] w, float16[8,4,2,2] t, float16[8] b) => (float16[N,4,H,W] y) {
-            a = Conv <strides = [2, 2], auto_pad = "SAME_UPPER"> (x, w, b)  f = Relu (a)
-            p = GlobalAveragePool (f)  q = Sigmoid (p)  s = Mul (f, q)
-            u = ConvTranspose <strides = [2, 2]> (s, t)  v = Resize <mode = "linear"> (u, , k)
-            m, i = MaxPool <kernel_shape = [2, 2]> (v)  h = AveragePool <kernel_shape = [3, 3], ceil_mode = 1> (m)
-            sh = Shape (h)  st = Slice (sh, zero, two)  cc = Concat <axis = 0> (st, minus)  r = Reshape (h, cc)
-            y = Unsqueeze (r, minus) }""",
+            a = Conv <strides=[2,2], auto_pad="SAME_UPPER">(x, w, b)  f = Relu(a)
+            p = GlobalAveragePool(f)  q = Sigmoid(p)  s = Mul(f, q)
+            u = ConvTranspose <strides=[2,2]>(s, t)  v = Resize <mode="linear">(u, , k)
+            m, i = MaxPool <kernel_shape=[2,2]>(v)  h = AveragePool <kernel_shape=[3,3], ceil_mode=1>(m)
+            sh = Shape(h)  st = Slice(sh, zero, two)  cc = Concat <axis=0>(st, minus)  r = Reshape(h, cc)
+            y = Unsqueeze(r, minus) }""",
   "kinds": """<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>
         g (float[4,4] x, int64[2,2] i, float[2,4] u, string[N] words) => (float[4,4] y, int64[N] z, float[4] g1) {
-            e = Where (mask, x, u1)  s = ScatterND (e, i1, u)  c = CumSum (s, axis)  t, k = TopK (c, one)
-            q = Reshape (c, sixteen)  r = ReduceSum <keepdims = 0> (q)  h = CastLike (r, x)
-            l = OneHot (i, four, values)
-            list = SequenceConstruct (x, c)  at = SequenceAt (list, axis)  d = Sub (at, h)
-            y = Einsum <equation = "ij,jk->ik"> (d, x)  z = ai.onnx.ml.LabelEncoder
-                <keys_strings = ["a", "b"], values_int64s = [1, 2], default_int64 = 0> (words)
-            n = Mul (d, c)  g1 = ReduceSum <keepdims = 0> (n, ax) }""",
+            e = Where(mask, x, u1)  s = ScatterND(e, i1, u)  c = CumSum(s, axis)  t, k = TopK(c, one)
+            q = Reshape(c, sixteen)  r = ReduceSum <keepdims=0>(q)  h = CastLike(r, x)
+            l = OneHot(i, four, values)
+            list = SequenceConstruct(x, c)  at = SequenceAt(list, axis)  d = Sub(at, h)
+            y = Einsum <equation="ij,jk->ik"> (d, x)  z = ai.onnx.ml.LabelEncoder
+                <keys_strings=["a", "b"], values_int64s=[1,2], default_int64=0>(words)
+            n = Mul(d, c)  g1 = ReduceSum <keepdims=0>(n, ax) }""",
 }
 
 _CONSTANTS = {
@@ -148,8 +148,7 @@ def altered(seed, number):
   if rng.random() < 0.35:
     data = _alter_bytes(data, rng)
   options = rng.choices(
-    [[], ["--layout", "nhwc"], ["--precision", "fp16"], ["--restore"], ["--skip", "inline-functions"]],
-    (12, 2, 2, 1, 1),
+    [[], ["--layout", "nhwc"], ["--precision", "fp16"], ["--restore"], ["--skip", "inline-functions"]], (12, 2, 2, 1, 1)
   )[0]
   return name, data, options
 
@@ -335,8 +334,7 @@ def run_case(data, options, folder):
   finally:
     signal.alarm(0)
   seconds, resident = time.perf_counter() - begun, max((usage.ru_maxrss << 10) - inherited, 0)
-  text = errors.read_bytes().decode(errors="replace")
-  failure = _failure(status, text, resident)
+  failure = _failure(status, errors.read_bytes().decode(errors="replace"), resident)
   kind = "failed" if failure else "optimized" if os.waitstatus_to_exitcode(status) == 0 else "refused"
   return Outcome(kind, failure, seconds, resident)
 

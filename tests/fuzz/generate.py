@@ -178,20 +178,14 @@ def _symbols(g):
   return found
 
 
-def _model(
-  g,
-  names,
-  outputs,
-  symbols,
-  overridable,
-  values,
-):
+def _model(g, names, outputs, symbols, overridable, values):
   read = {name for node in g.nodes for name in reads(node)} | {names[each.name] for each in outputs}
 
   def info(name, array, is_input):
     shape = [symbols.get((name, axis), size) if is_input else size for axis, size in enumerate(array.shape)]
-    return helper.make_tensor_value_info(names[name], to_onnx(array.dtype), [each or None if isinstance(each, str)
-                                         else each for each in shape])  # fmt: skip
+    return helper.make_tensor_value_info(
+      names[name], to_onnx(array.dtype), [each or None if isinstance(each, str) else each for each in shape]
+    )
 
   used = [name for name in g.inputs if names[name] in read or g.chance(0.5)]
   given = [info(name, g.inputs[name], True) for name in used]

@@ -216,12 +216,7 @@ class Graph:
       self.values.append(value)
     return value
 
-  def pick(
-    self,
-    kind="main",
-    ranks=None,
-    where=lambda value: True,
-  ):
+  def pick(self, kind="main", ranks=None, where=lambda value: True):
     """A value, as a rule a late one. `kind`: main, float, int, index (int64), bool, number or any."""
     tests = {
       "main": lambda value: value.dtype == self.style.main,
@@ -285,16 +280,9 @@ class Graph:
     made = [self.add(name, array, "node") for name, array in zip(names, arrays, strict=True)]
     return made[0] if outputs == 1 else made
 
-  def block(
-    self,
-    nodes,
-    inputs,
-    outputs,
-    functions=(),
-  ):
+  def block(self, nodes, inputs, outputs, functions=()):
     """Adds nodes that were made elsewhere, and makes values of `outputs`."""
-    given = {each.name: each.array for each in inputs}
-    arrays = self.evaluator.nodes(nodes, given, outputs, self.opset, functions)
+    arrays = self.evaluator.nodes(nodes, {each.name: each.array for each in inputs}, outputs, self.opset, functions)
     self._check(arrays)
     self.nodes += nodes
     self.functions += [each for each in functions if all(each.name != own.name for own in self.functions)]
@@ -309,9 +297,12 @@ class Graph:
       if half == "bf16":
         raise UnfitError("ONNX Runtime's operators are left out in bfloat16")
       return
-    if not allows(op, self.opset, {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}[half],
-                  [each is not None and each.dtype == self.style.main and each.name not in self.kept
-                   for each in inputs]):  # fmt: skip
+    if not allows(
+      op,
+      self.opset,
+      {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}[half],
+      [each is not None and each.dtype == self.style.main and each.name not in self.kept for each in inputs],
+    ):
       raise UnfitError(f"{op} has no {half} at opset {self.opset}")
 
   def _check(self, arrays):

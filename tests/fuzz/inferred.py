@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.convert import import_model
+from ortplugin.graph import import_model
 from ortplugin.model.annotate import annotate
 from ortplugin.model.upgrade import upgrade
 

@@ -7,7 +7,7 @@ import onnx
 
 import ortplugin
 from ortplugin.errors import ModelError, OrtPluginError, one_line
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from . import lethal
 from .definite import definite
@@ -155,15 +155,7 @@ class Judge:
     session = self.provider.session(made, False)
     return self.problem(case, reference, made, self.provider.run(session, reference.feeds_of(made))) is not None
 
-  def problem(
-    self,
-    case,
-    reference,
-    made,
-    got,
-    names=None,
-    restored=False,
-  ):
+  def problem(self, case, reference, made, got, names=None, restored=False):
     """What is wrong with the outputs, but for what ONNX leaves open and ONNX Runtime does in several ways.
 
     `names`: those to look at; None: all. `restored`: `made` is an optimized model's standard form.
@@ -189,14 +181,7 @@ class Judge:
     except Exception:  # what does not run in that form is judged as it is
       return problem
 
-  def _defined_problem(
-    self,
-    case,
-    reference,
-    made,
-    got,
-    names,
-  ):
+  def _defined_problem(self, case, reference, made, got, names):
     """The problem but for what becomes of infinities and NaN that left_open.py says to be open."""
     wanted = reference.wanted
     if not is_special(case.oracle, reference.feeds, wanted):
@@ -222,19 +207,16 @@ class Judge:
       except Exception as error:  # a defect, whatever its class
         return Finding("again", f"{type(error).__name__}: {one_line(error)}")
       if report.changes:
-        return Finding("again", f"a second run changes it by {report.changes[0].rewrite}",
-                       report.changes[0].rewrite)  # fmt: skip
+        return Finding("again", f"a second run changes it by {report.changes[0].rewrite}", report.changes[0].rewrite)
     for reference in references if "shapes" in case.checks and self.provider.is_cpu else ():
-      values = {**reference.feeds, **all_values(case.oracle, reference.feeds)}
-      words = contradiction(case.oracle, values)
+      words = contradiction(case.oracle, {**reference.feeds, **all_values(case.oracle, reference.feeds)})
       if words and not is_undefined(case.oracle, reference.feeds, reference.is_half):
         return Finding("shapes", words, "annotate")
     if "restore" in case.checks and self.provider.is_cpu and any(node.domain == OURS for node in walk_nodes(made)):
       self.tell("restore")
       try:
         restored = ortplugin.restore(made)
-        session = self.provider.session(restored, False)
-        got = self.provider.run(session, references[0].feeds_of(made))
+        got = self.provider.run(self.provider.session(restored, False), references[0].feeds_of(made))
       except UnfitError:
         return None
       except Exception as error:  # a defect, whatever its class

@@ -11,7 +11,7 @@ attention, on the CPU as well: kernels select by bools and add numbers, whicheve
 import numpy as np
 from onnx import numpy_helper
 
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from .evaluate import OURS
 

@@ -25,7 +25,7 @@ import re
 import numpy as np
 import onnx
 
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 _FAULTS = {
   "GRU": "a GRU of no elements",

@@ -85,13 +85,16 @@ _LIMITS = "zero = float {0}  unit = float {1}"
 def _number(source, at, name):
   """`at`/one: 1 where the source is a number, else 0. Greater, Less and Or are in every opset, IsNaN from 9 on."""
   yield from spelled(
-    """wide = Cast<to = 1>(x)  above = Greater(wide, zero)  below = Less(wide, unit)  number = Or(above, below)
-    one = Cast<to = 1>(number)""",
-    at, x=source, zero=f"{name}/zero", unit=f"{name}/unit",
-  )  # fmt: skip
+    """wide = Cast<to=1>(x)  above = Greater(wide, zero)  below = Less(wide, unit)  number = Or(above, below)
+    one = Cast<to=1>(number)""",
+    at,
+    x=source,
+    zero=f"{name}/zero",
+    unit=f"{name}/unit",
+  )
 
 
 def _times_unit(node, dtype, name):
   """The node's value: `name`/bare times `name`/none / `name`/none, which is 1 or NaN."""
-  text = f"factor = Div(none, none)  narrow = Cast<to = {dtype}>(factor)  y = Mul(bare, narrow)"
+  text = f"factor = Div(none, none)  narrow = Cast<to={dtype}>(factor)  y = Mul(bare, narrow)"
   yield from spelled(text, name, y=node.output[0])

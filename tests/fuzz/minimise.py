@@ -64,8 +64,7 @@ class Minimiser:
     self._try(replace(self._case, feeds=self._case.feeds[:1]))
 
   def _options(self):
-    case = self._case
-    self._try(replace(case, checks=()))
+    self._try(replace(self._case, checks=()))
     for name in list(self._case.options):
       gone = (name, "precision_io") if name == "precision" else (name,)
       kept = {key: value for key, value in self._case.options.items() if key not in gone}

@@ -16,8 +16,10 @@ def value_names(g, count):
   elif style == "number":
     yield from (str(index + 1) for index in range(count))
   elif style == "clash":
-    yield from (f"{'xyzw'[index % 4] * (1 + index // 4 // len(SUFFIXES))}{SUFFIXES[index // 4 % len(SUFFIXES)]}"
-                for index in range(count))  # fmt: skip
+    yield from (
+      f"{'xyzw'[index % 4] * (1 + index // 4 // len(SUFFIXES))}{SUFFIXES[index // 4 % len(SUFFIXES)]}"
+      for index in range(count)
+    )
   else:
     odd = ["a b", "ä", "x:0", "1.5", "-", "n.weight", "If", "N", "batch", "c'", "p[0]"]
     yield from (odd[index] if index < len(odd) else f"{odd[index % len(odd)]}{index}" for index in range(count))

@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from .emulate import spelled
 from .evaluate import make_session, run
@@ -144,14 +144,7 @@ def is_discontinuous(model):
   )
 
 
-def trials(
-  model,
-  feeds,
-  dtype,
-  names,
-  seed,
-  numbers=range(TRIALS),
-):
+def trials(model, feeds, dtype, names, seed, numbers=range(TRIALS)):
   """The outputs of the model in runs in which each value is off by a little; {} for those that fail.
 
   `dtype`: the name of the narrow one that float32 stands for, else "float32".
@@ -220,17 +213,7 @@ def is_undefined(model, feeds, halves=False):
   return ""
 
 
-def _noisy(
-  model,
-  feeds,
-  values,
-  dtype,
-  rounds,
-  size,
-  rng,
-  cancels,
-  narrow_alone,
-):
+def _noisy(model, feeds, values, dtype, rounds, size, rng, cancels, narrow_alone):
   result = onnx.ModelProto()
   result.CopyFrom(model)
   graph = result.graph
@@ -248,7 +231,7 @@ def _noisy(
       least = unit * np.max(np.abs(array), where=np.isfinite(array), initial=0)
       graph.initializer.append(numpy_helper.from_array(np.asarray(least, array.dtype), f"{name}/least"))
       text = f"""magnitude = Abs(x)  cancels = Less(magnitude, least)  stays = Not(cancels)
-        unit = Cast<to = {helper.np_dtype_to_tensor_dtype(array.dtype)}>(stays)  sum = Mul(x, unit)"""
+        unit = Cast<to={helper.np_dtype_to_tensor_dtype(array.dtype)}>(stays)  sum = Mul(x, unit)"""
       graph.node.extend(spelled(text, name, x=source))
       source = f"{name}/sum"
     if moves:  # of the value's shape, which another run may find to be another
@@ -266,7 +249,7 @@ def _noisy(
       graph.node.extend(spelled(text, name, x=source))
       source = f"{name}/wide"
     elif rounds and array.dtype == FLOAT and dtype in ELEMENT:
-      text = f"rounded = Cast<to = {ELEMENT[dtype]}>(x)  wide = Cast<to = 1>(rounded)"
+      text = f"rounded = Cast<to={ELEMENT[dtype]}>(x)  wide = Cast<to=1>(rounded)"
       graph.node.extend(spelled(text, name, x=source))
       source = f"{name}/wide"
     graph.node.append(helper.make_node("Identity", [source], [target]))
@@ -304,13 +287,14 @@ def _random(source, name, opset, seed, dtype):
   if opset < 22:
     return [helper.make_node("RandomUniformLike", [source], [f"{name}/random"], seed=seed, low=-1.0, high=1.0)]
   return spelled(
-    f"""step = Constant<value_float = 12345.678>()  first = Constant<value_int = {int(seed) % 1000}>()
-    next = Constant<value_int = 1>()  count = Size(x)  end = Add(first, count)  numbers = Range(first, end, next)
-    floats = Cast<to = 1>(numbers)  angles = Mul(floats, step)  sines = Sin(angles)
-    row = Cast<to = {helper.np_dtype_to_tensor_dtype(dtype)}>(sines)  shape = Shape(x)
-    random = Reshape<allowzero = 1>(row, shape)""",
-    name, x=source,
-  )  # fmt: skip
+    f"""step = Constant<value_float=12345.678>()  first = Constant<value_int={int(seed) % 1000}>()
+    next = Constant<value_int=1>()  count = Size(x)  end = Add(first, count)  numbers = Range(first, end, next)
+    floats = Cast<to=1>(numbers)  angles = Mul(floats, step)  sines = Sin(angles)
+    row = Cast<to={helper.np_dtype_to_tensor_dtype(dtype)}>(sines)  shape = Shape(x)
+    random = Reshape<allowzero=1>(row, shape)""",
+    name,
+    x=source,
+  )
 
 
 def _move_weights(graph, nodes, dtype, noise):

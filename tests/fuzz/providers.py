@@ -161,9 +161,18 @@ class _Session:
   graph: bool
 
 
-LOST = ("illegal memory access", "cudaErrorIllegalAddress", "unspecified launch failure", "misaligned address",
-        "device-side assert", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED",
-        "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA error 700", "CUDA failure 700")  # fmt: skip
+LOST = (
+  "illegal memory access",
+  "cudaErrorIllegalAddress",
+  "unspecified launch failure",
+  "misaligned address",
+  "device-side assert",
+  "CUDNN_STATUS_EXECUTION_FAILED",
+  "CUBLAS_STATUS_EXECUTION_FAILED",
+  "CUDA_ERROR_ILLEGAL_ADDRESS",
+  "CUDA error 700",
+  "CUDA failure 700",
+)
 
 
 def _check_gpu(error):

@@ -128,10 +128,13 @@ class Reference:
     return self._trials
 
   def _run_trials(self, numbers):
-    unit = max((oracle.NAMES[self.case.dtype], oracle.NAMES[self.case.options.get("precision", "fp64")]),
-               key=lambda each: oracle.UNIT[each])  # fmt: skip
-    return oracle.trials(self._oracle, self.feeds, "float32" if unit == "float64" else unit,
-                         self.names, self.case.seed, numbers)  # fmt: skip
+    unit = max(
+      (oracle.NAMES[self.case.dtype], oracle.NAMES[self.case.options.get("precision", "fp64")]),
+      key=lambda each: oracle.UNIT[each],
+    )
+    return oracle.trials(
+      self._oracle, self.feeds, "float32" if unit == "float64" else unit, self.names, self.case.seed, numbers
+    )
 
   def _in_dtype(self):
     return [] if self.case.wide is None else [self.narrow()]

@@ -8,7 +8,7 @@ judged as a Resize of [N, C, 1, W], whose rows have nothing below them; where th
 import onnx
 from onnx import numpy_helper
 
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 from .emulate import spelled
 
@@ -44,11 +44,12 @@ def _spelled(node, name, used):
   made = onnx.NodeProto()
   made.CopyFrom(node)
   yield from spelled(
-    """image = {0, 0, 1, -1}  row = {0, 0, -1}
-    first = {0, 1}  last = {2}
+    """image = {0,0,1,-1}  row = {0,0,-1}
+    first = {0,1}  last = {2}
     x = Reshape(given, image)""",
-    name, given=node.input[0],
-  )  # fmt: skip
+    name,
+    given=node.input[0],
+  )
   made.input[0], made.output[0] = f"{name}/x", f"{name}/y"
   for each in made.attribute:
     if each.name == "scales":
@@ -56,8 +57,8 @@ def _spelled(node, name, used):
   for index in used:
     is_sizes = node.op_type == "Resize" and index == len(("X", "roi", "scales"))
     yield from spelled(
-      f"""one = Constant<value = {"int64" if is_sizes else "float"}[1] {{1}}>()
-      before = Gather(vector, first)  after = Gather(vector, last)  all = Concat<axis = 0>(before, one, after)""",
+      f"""one = Constant<value={"int64" if is_sizes else "float"}[1] {{1}}>()
+      before = Gather(vector, first)  after = Gather(vector, last)  all = Concat<axis=0>(before, one, after)""",
       f"{name}/{index}", vector=node.input[index], first=f"{name}/first", last=f"{name}/last",
     )  # fmt: skip
     made.input[index] = f"{name}/{index}/all"
@@ -73,7 +74,6 @@ def _beside_an_axis(node, name):
   for each in made.attribute:
     if each.name == "axes":
       each.ints[:] = [axis - (axis < 0) for axis in each.ints]
-  text = "last = {-1}  x = Unsqueeze(given, last)"
-  yield from spelled(text, name, given=node.input[0])
+  yield from spelled("last = {-1}  x = Unsqueeze(given, last)", name, given=node.input[0])
   yield made
   yield from spelled("result = Squeeze(y, last)", name, result=node.output[0])

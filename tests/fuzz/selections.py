@@ -28,15 +28,20 @@ def _spelled(node, dtype, name):
       """negated = Neg(x)  minus = Less(x, negated)  plus = Less(negated, x)  other = Or(minus, plus)
       zero = Not(other)  reciprocal = Reciprocal(x)  below = Less(reciprocal, x)  negative = And(zero, below)
       chosen = And(negative, given)""",
-      f"{name}/{index}", x=value, given=chosen,
-    )  # fmt: skip
+      f"{name}/{index}",
+      x=value,
+      given=chosen,
+    )
   bare = onnx.NodeProto()
   bare.CopyFrom(node)
   bare.output[0] = f"{name}/unsigned"
   yield bare
   yield from spelled(
-    f"""negative = Or(first, second)  one = Cast<to = {dtype}>(negative)  two = Add(one, one)
-    wide = float {{1}}  unit = Cast<to = {dtype}>(wide)  sign = Sub(unit, two)
+    f"""negative = Or(first, second)  one = Cast<to={dtype}>(negative)  two = Add(one, one)
+    wide = float {{1}}  unit = Cast<to={dtype}>(wide)  sign = Sub(unit, two)
     nothing = Sub(unit, unit)  plus = Add(unsigned, nothing)  y = Mul(plus, sign)""",
-    name, first=f"{name}/0/chosen", second=f"{name}/1/chosen", y=node.output[0],
-  )  # fmt: skip
+    name,
+    first=f"{name}/0/chosen",
+    second=f"{name}/1/chosen",
+    y=node.output[0],
+  )

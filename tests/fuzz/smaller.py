@@ -73,9 +73,8 @@ def with_outputs(case, names, values):
   for name in names:
     array = values[name]
     model.graph.output.append(
-        known[name] if name in known else helper.make_tensor_value_info(name, to_onnx(array.dtype),
-                                                                        [None] * array.ndim)
-    )  # fmt: skip
+      known[name] if name in known else helper.make_tensor_value_info(name, to_onnx(array.dtype), [None] * array.ndim)
+    )
   return rebuilt(case, model, case.feeds)
 
 
@@ -100,10 +99,11 @@ def without(case, span):
     arrays = [each.get(name) if each else None for each in values]
     if any(array is None for array in arrays):
       return None
-    shape = [sizes[0] if len(set(sizes)) == 1 else None
-             for sizes in zip(*(array.shape for array in arrays if array is not None), strict=True)]  # fmt: skip
-    first = arrays[0]
-    model.graph.input.append(helper.make_tensor_value_info(name, to_onnx(first.dtype), shape))
+    shape = [
+      sizes[0] if len(set(sizes)) == 1 else None
+      for sizes in zip(*(array.shape for array in arrays if array is not None), strict=True)
+    ]
+    model.graph.input.append(helper.make_tensor_value_info(name, to_onnx(arrays[0].dtype), shape))
     for each, array in zip(feeds, arrays, strict=True):
       each[name] = array
   return rebuilt(case, model, feeds)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from fuzz.confirm import BY_OPTIMIZATIONS
@@ -14,7 +14,7 @@ from fuzz.minimise import Minimiser
 from fuzz.worker import Worker
 
 # CumSum stays as it is; the others become a node of ours, which is to blame for what is wrong with `ortplugin`.
-MODEL = parsed("""model (float[2, 3] x) => (float[2, 3] y, float[2, 3] z)
+MODEL = parsed("""model (float[2,3] x) => (float[2,3] y, float[2,3] z)
         <int64 axis = {1}>
     { y = CumSum(x, axis)  a = Exp(x)  b = Mul(a, x)  c = Add(b, a)  z = Sigmoid(c) }""")
 FEEDS = [{"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}, {"x": np.full((2, 3), 0.5, np.float32)}]
@@ -52,8 +52,8 @@ def test_what_only_the_optimized_model_does_is_a_finding():
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-  ("faults", "reason"),
+@parametrize(
+  "faults, reason",
   [
     ("CumSum:off", "the original is not right on the stand-in"),
     ("CumSum:stale", "the original is not steady on the stand-in"),
@@ -74,7 +74,7 @@ def test_what_the_original_does_is_unfit_with_a_reason(faults, reason):
 
 
 @pytest.mark.one_in(0)
-@pytest.mark.parametrize("fault", ["off", "stale", "fails", "dies"])
+@parametrize("fault", ["off", "stale", "fails", "dies"])
 def test_what_onnx_runtimes_own_optimizations_do(fault):
   verdict = ask(f"ortplugin:fused/{fault}")
   assert (verdict.what, verdict.message) == ("unfit", BY_OPTIMIZATIONS)
@@ -107,7 +107,7 @@ def test_what_the_original_does_in_the_precision_asked_for():
 
 
 @pytest.mark.one_in(0)
-@pytest.mark.parametrize(("faults", "kind"), [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
+@parametrize("faults, kind", [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
 def test_what_ours_do_in_the_original_is_a_finding(faults, kind):
   """It is asked without them."""
   made, _ = ortplugin.optimize(MODEL)
@@ -118,7 +118,7 @@ def test_what_ours_do_in_the_original_is_a_finding(faults, kind):
 
 def test_what_onnx_leaves_open_hides_nothing_that_comes_and_goes():
   """A pool's form that propagates NaN is run anew, and that run is right."""
-  model = parsed("""model (float[1, 2, 3] x) => (float[1, 2, 1] y, float[1, 2, 3] z)
+  model = parsed("""model (float[1,2,3] x) => (float[1,2,1] y, float[1,2,3] z)
         { y = GlobalMaxPool(x)  a = Exp(x)  b = Mul(a, x)  c = Add(b, a)  z = Sigmoid(c) }""")
   feeds = [{"x": each["x"].reshape(1, 2, 3)} for each in FEEDS]
   worker = Worker("ortplugin:stale", module="fuzz.faulty_worker")
@@ -134,8 +134,7 @@ def test_one_feed_is_enough_to_see_what_an_earlier_run_left():
 
 
 def test_a_finding_counts_by_the_outputs_that_the_original_has_right():
-  found = finding_of(ask("CumSum:stale:y,ortplugin:off"))
-  assert found.message.startswith("'z': ")
+  assert finding_of(ask("CumSum:stale:y,ortplugin:off")).message.startswith("'z': ")
   assert ask("CumSum:stale:y").what == "unfit"
 
 
@@ -157,8 +156,7 @@ def test_what_does_not_happen_again_is_counted():
 
 @pytest.mark.one_in(0)
 def test_an_original_that_is_not_captured_is_asked_without_a_graph():
-  found = finding_of(ask("graph,Exp:open,ortplugin:off"))
-  assert found.kind == "values"
+  assert finding_of(ask("graph,Exp:open,ortplugin:off")).kind == "values"
   told = ask("graph,Exp:open,ortplugin:graph/off")
   assert told.what == "unfit"
   assert "not captured" in told.message

@@ -7,9 +7,9 @@ from fuzz.worker import Worker
 
 OPEN = open_faults()
 CASES = [
-    pytest.param(text, id=name, marks=[pytest.mark.xfail(strict=True, reason=OPEN[name])] if name in OPEN else [])
-    for name, text in sorted(corpus().items())
-]  # fmt: skip
+  pytest.param(text, id=name, marks=[pytest.mark.xfail(strict=True, reason=OPEN[name])] if name in OPEN else [])
+  for name, text in sorted(corpus().items())
+]
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import onnx
-import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from fuzz.doubles import in_double, through_double
 from fuzz.evaluate import make_session, run
@@ -13,12 +12,12 @@ from fuzz.handmade import case_of, judged_as
 from fuzz.judge import Judge
 
 NODES = {
-  "Shrink": "y = Shrink <bias = 0.3, lambd = 0.7> (x)",
-  "Shrink without attributes": "y = Shrink (x)",
-  "HardSwish": "y = HardSwish (x)",
-  "Gelu": 'y = Gelu <approximate = "tanh"> (x)',
-  "FastGelu": "y = com.microsoft.FastGelu (x)",
-  "FastGelu with a bias": "y = com.microsoft.FastGelu (x, b)",
+  "Shrink": "y = Shrink <bias=0.3, lambd=0.7>(x)",
+  "Shrink without attributes": "y = Shrink(x)",
+  "HardSwish": "y = HardSwish(x)",
+  "Gelu": 'y = Gelu <approximate="tanh">(x)',
+  "FastGelu": "y = com.microsoft.FastGelu(x)",
+  "FastGelu with a bias": "y = com.microsoft.FastGelu(x, b)",
 }
 
 
@@ -50,19 +49,21 @@ def model_of(nodes, dtype="double"):
 X = np.append(np.linspace(-3, 3, 91) / 1.1, [-np.inf, np.inf, np.nan])
 
 
-@pytest.mark.parametrize("name", NODES)
+@parametrize("name", NODES)
 def test_the_form_is_exact_where_onnx_runtime_is_not(name):
   with np.errstate(invalid="ignore"):
     wanted = WANTED[name](X)
   model = model_of(NODES[name])
-  got = {form: run(make_session(each.SerializeToString()), {"x": X})["y"]
-         for form, each in (("as it is", model), ("in double", in_double(model)))}  # fmt: skip
+  got = {
+    form: run(make_session(each.SerializeToString()), {"x": X})["y"]
+    for form, each in (("as it is", model), ("in double", in_double(model)))
+  }
   np.testing.assert_allclose(got["in double"], wanted, rtol=1e-14, atol=1e-15)
   assert np.max(np.abs(got["as it is"][:-3] - wanted[:-3])) > 1e-9  # else the form is no longer needed
 
 
 def test_sigmoid_far_below_zero():
-  model, x = model_of("y = Sigmoid (x)"), np.array([-40.0, -100.0])
+  model, x = model_of("y = Sigmoid(x)"), np.array([-40.0, -100.0])
   got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, in_double(model))]
   np.testing.assert_array_equal(got[0], 0)  # else the form is no longer needed
   np.testing.assert_allclose(got[1], np.exp(x), rtol=1e-14)
@@ -73,8 +74,8 @@ def test_what_stays():
     assert in_double(model) == model
   body = model_of(
     "t = bool {1} "
-    "y = If (t) <then_branch = g () => (double[n] z) { z = Shrink (x) }, "
-    "else_branch = h () => (double[n] z) { z = Neg (x) }>"
+    "y = If(t) <then_branch = g () => (double[n] z) { z = Shrink(x) }, "
+    "else_branch = h () => (double[n] z) { z = Neg(x) }>"
   )
   got = run(make_session(in_double(body).SerializeToString()), {"x": X})["y"]
   np.testing.assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
@@ -87,7 +88,7 @@ def judge(original, optimized, monkeypatch, x=X[:-3]):
   return judged_as(monkeypatch, case, model_of(optimized, dtype))
 
 
-@pytest.mark.parametrize("name", NODES)
+@parametrize("name", NODES)
 def test_a_mistake_beside_one_is_found(library, name, monkeypatch):
   """It is less than a tolerance of float32."""
   after = NODES[name].replace("y =", "a =") + " f = double {{{}}} y = Mul(a, f)"
@@ -107,10 +108,10 @@ def test_what_does_not_load_as_it_is(library, monkeypatch):
   assert judge("optimized", "original", monkeypatch).what == "unfit"
 
 
-@pytest.mark.parametrize(("bias", "what"), [("0.3", "same"), ("0.300001", "finding")])
+@parametrize("bias, what", [("0.3", "same"), ("0.300001", "finding")])
 def test_ours_in_double(library, bias, what, monkeypatch):
   program = f"(double a) => (double b) {{ b = Shrink<bias={bias}, lambd=0.7>(a) }}"
-  ours = f'y = ortplugin.FusedPointwise <program = "{program}"> (x)'
+  ours = f'y = ortplugin.FusedPointwise <program="{program}">(x)'
   verdict = judge(NODES["Shrink"], ours, monkeypatch)
   assert verdict.what == what, verdict
 
@@ -122,10 +123,10 @@ def erf_gelu(x):
 SMALL = {
   "Sigmoid": ("Sigmoid (x)", "Sigmoid(a)", lambda x: 1 / (1 + np.exp(-x))),
   "QuickGelu": ("com.microsoft.QuickGelu (x)", "QuickGelu<alpha=1.702>(a)", lambda x: x / (1 + np.exp(-1.702 * x))),
-  "Elu": ("Elu <alpha = 0.5> (x)", "Elu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x))),
-  "Celu": ("Celu <alpha = 0.5> (x)", "Celu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x / 0.5))),
+  "Elu": ("Elu <alpha=0.5>(x)", "Elu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x))),
+  "Celu": ("Celu <alpha=0.5>(x)", "Celu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x / 0.5))),
   "Selu": (
-    "Selu <alpha = 0.5, gamma = 2.0> (x)",
+    "Selu <alpha=0.5, gamma=2.0>(x)",
     "Selu<alpha=0.5, gamma=2>(a)",
     lambda x: np.where(x > 0, 2 * x, np.expm1(x)),
   ),
@@ -135,11 +136,17 @@ SMALL = {
 }
 
 
-RANGES = {"Sigmoid": (-60, -10), "QuickGelu": (-9, -7), **dict.fromkeys(("Elu", "Celu", "Selu"), (-1e-6, 1e-6)),
-          "FastGelu": (-4.6, -4.3), "Gelu": (-5.2, -4.6), "com.microsoft.Gelu": (-5.2, -4.6)}  # fmt: skip
+RANGES = {
+  "Sigmoid": (-60, -10),
+  "QuickGelu": (-9, -7),
+  **dict.fromkeys(("Elu", "Celu", "Selu"), (-1e-6, 1e-6)),
+  "FastGelu": (-4.6, -4.3),
+  "Gelu": (-5.2, -4.6),
+  "com.microsoft.Gelu": (-5.2, -4.6),
+}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@parametrize("name", SMALL)
 def test_small_values_of_float32(library, name, monkeypatch):
   """Ours have them to a few roundings. That ONNX Runtime has not is no finding, and what is wrong by more is one."""
   node, ours, wanted = SMALL[name]
@@ -151,7 +158,7 @@ def test_small_values_of_float32(library, name, monkeypatch):
   assert np.max(np.abs(got[0] / right - 1)) > 1e-3
   for factor, what in ((1, "same"), (1.5, "finding")):
     program = f"(float a) => (float b) {{ s = {ours} b = Mul(s, {factor}) }}".replace('"', '\\"')
-    verdict = judge(f"y = {node}", f'y = ortplugin.FusedPointwise <program = "{program}"> (x)', monkeypatch, x)
+    verdict = judge(f"y = {node}", f'y = ortplugin.FusedPointwise <program="{program}">(x)', monkeypatch, x)
     assert verdict.what == what, verdict
 
 
@@ -159,7 +166,7 @@ def test_a_comparison_with_what_it_was_made_of(library):
   """No Celu is less than its input but by rounding, of which ONNX Runtime has more than ours."""
   model = parsed(
     """g (float[N] x) => (bool[N] y) {
-        a = Celu <alpha = 0.91> (x)  y = GreaterOrEqual (a, x) }""",
+        a = Celu <alpha=0.91>(x)  y = GreaterOrEqual(a, x) }""",
     22,
     10,
   )
@@ -178,8 +185,8 @@ def test_small_values_of_other_dtypes_stay():
 
 def test_small_values_in_a_body_s_own_names():
   """Whose dtypes only the body's outputs say."""
-  model = parsed("""g (float[2] s, float[1, 2] x) => (float[2] t, float[1, 2] y) {
-        t, y = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
+  model = parsed("""g (float[2] s, float[1,2] x) => (float[2] t, float[1,2] y) {
+        t, y = Scan <num_scan_inputs=1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
             d = Add(a, c)  e = Sigmoid(d) }> (s, x) }""", 12, 7)  # fmt: skip
   form = through_double(model)
   feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from fuzz.corpus import corpus, from_text
@@ -12,19 +12,19 @@ from fuzz.providers import Provider
 from fuzz.reference import Reference
 from ortplugin.program import NUMPY_DTYPES
 
-MODEL = parsed("""model (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y, int64[4] s) <float[2, 1, 1, 1] w = {1, 2}>
-    { c = Conv <group = 2, kernel_shape = [1, 1]> (x, w)  y = Sigmoid(c)  s = Shape(y) }""")
-NORM = parsed("""model (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y, int64[4] s) <float[2] w = {1, 2}>
+MODEL = parsed("""model (float[1,2,2,2] x) => (float[1,2,2,2] y, int64[4] s) <float[2,1,1,1] w = {1,2}>
+    { c = Conv <group=2, kernel_shape=[1,1]>(x, w)  y = Sigmoid(c)  s = Shape(y) }""")
+NORM = parsed("""model (float[1,2,2,2] x) => (float[1,2,2,2] y, int64[4] s) <float[2] w = {1,2}>
     { y = LayerNormalization(x, w)  s = Shape(y) }""")
 
 
-CLIPPED = parsed("""model (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y, int64[4] s)
-    <float[2, 1, 1, 1] w = {1, 2}, float low = {0}, float high = {6}>
-    { c = Conv <group = 2, kernel_shape = [1, 1]> (x, w)  y = Clip(c, low, high)  s = Shape(y) }""")
+CLIPPED = parsed("""model (float[1,2,2,2] x) => (float[1,2,2,2] y, int64[4] s)
+    <float[2,1,1,1] w = {1,2}, float low = {0}, float high = {6}>
+    { c = Conv <group=2, kernel_shape=[1,1]>(x, w)  y = Clip(c, low, high)  s = Shape(y) }""")
 
-ROOTED = parsed("""model (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y, float[1, 2, 2, 2] r)
-    <float[2, 1, 1, 1] w = {1, 2}, float low = {0}, float high = {6}>
-    { c = Conv <group = 2, kernel_shape = [1, 1]> (x, w)  y = Clip(c, low, high)  r = Sqrt(x) }""")
+ROOTED = parsed("""model (float[1,2,2,2] x) => (float[1,2,2,2] y, float[1,2,2,2] r)
+    <float[2,1,1,1] w = {1,2}, float low = {0}, float high = {6}>
+    { c = Conv <group=2, kernel_shape=[1,1]>(x, w)  y = Clip(c, low, high)  r = Sqrt(x) }""")
 
 
 class Gpu(Provider):
@@ -57,7 +57,7 @@ def problem(model, first, when_finite=True, **changes):
   return Judge(provider).problem(case, reference, ortplugin.optimize(model)[0], got)
 
 
-@pytest.mark.parametrize("first", [np.inf, np.nan])
+@parametrize("first", [np.inf, np.nan])
 def test_only_what_is_not_finite_is_left_open(first):
   assert problem(MODEL, first) is None
   assert problem(MODEL, first, e5=np.nan) is None
@@ -76,8 +76,8 @@ def test_other_operators_have_nothing_open():
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("first", [np.inf, np.nan])
-@pytest.mark.parametrize("model", [CLIPPED, ROOTED])
+@parametrize("first", [np.inf, np.nan])
+@parametrize("model", [CLIPPED, ROOTED])
 def test_what_an_operator_made_finite_is_judged_on_finite_inputs(library, model, first):
   """Behind a Clip an infinity that spread is a 6, as wrong as any other number. A root of -1 elsewhere is NaN."""
   assert problem(model, first, when_finite=False, e5=0.25) is None
@@ -100,7 +100,7 @@ class Changed(Provider):
 
 
 @pytest.mark.one_in(0)
-@pytest.mark.parametrize("restored", [False, True])
+@parametrize("restored", [False, True])
 def test_what_a_mask_makes_of_an_infinite_score_is_open(library, restored):
   case = from_text(corpus()["infinite-score-under-a-filled-mask"])
   made = ortplugin.optimize(case.model, **case.options)[0]

@@ -1,23 +1,22 @@
 """The form in which maxima of NaN are compared: NaN propagates, and nothing else changes by a bit."""
 
 import numpy as np
-import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from fuzz.definite import definite
 from fuzz.evaluate import make_session, run
 from fuzz.handmade import case_of, judged_as
 
-POOL = "y = MaxPool <kernel_shape = [2], strides = [2], pads = [1, 1]> (x)"
-SCATTER = 'y = ScatterElements <axis = 2, reduction = "{}"> (x, i, u)'
+POOL = "y = MaxPool <kernel_shape=[2], strides=[2], pads=[1,1]>(x)"
+SCATTER = 'y = ScatterElements <axis=2, reduction="{}">(x, i, u)'
 NODES = {
   "a pool": POOL,
-  "a global pool": "y = GlobalMaxPool (x)",
+  "a global pool": "y = GlobalMaxPool(x)",
   "a scatter's maximum": SCATTER.format("max"),
   "a scatter's minimum": SCATTER.format("min"),
-  "slices": 'y = ScatterND <reduction = "max"> (x, j, v)',
-  "a minimum": "c = {2} y = ReduceMin (x, c)",
-  "a one": "y = Hardmax <axis = 2> (x)",
+  "slices": 'y = ScatterND <reduction="max">(x, j, v)',
+  "a minimum": "c = {2} y = ReduceMin(x, c)",
+  "a one": "y = Hardmax <axis=2>(x)",
 }
 # NumPy's maximum and minimum propagate NaN.
 WANTED = {
@@ -33,7 +32,7 @@ WANTED = {
 
 def model_of(nodes, dtype="float", opset=18):
   return parsed(f"""model ({dtype}[1, 1, 4] x) => ({dtype}[1, 1, n] y)
-            <int64[1, 1, 2] i = {{1, 2}}, {dtype}[1, 1, 2] u = {{2, -1}}, int64[1, 1] j = {{0}},
+            <int64[1,1,2] i = {{1, 2}}, {dtype}[1, 1, 2] u = {{2, -1}}, int64[1,1] j = {{0}},
              {dtype}[1, 1, 4] v = {{3, -3, 3, -3}}>
         {{ {nodes} }}""", opset, domains=["ortplugin"])  # fmt: skip
 
@@ -42,9 +41,7 @@ def result(model, x):
   return np.asarray(run(make_session(model.SerializeToString()), {"x": x.reshape(1, 1, 4)})["y"]).ravel()
 
 
-@pytest.mark.parametrize(
-  ("name", "dtype"), [*((name, "float") for name in NODES), ("a pool", "double"), ("slices", "double")]
-)
+@parametrize("name, dtype", [*((name, "float") for name in NODES), ("a pool", "double"), ("slices", "double")])
 def test_nan_propagates(name, dtype):
   model = model_of(NODES[name], dtype)
   made = definite(model)
@@ -56,8 +53,7 @@ def test_nan_propagates(name, dtype):
 
 
 def test_an_old_opset_and_what_stays():
-  made = definite(model_of(POOL, opset=7))
-  assert np.isnan(result(made, np.array([1, np.nan, 2, 3], np.float32))[1])
+  assert np.isnan(result(definite(model_of(POOL, opset=7)), np.array([1, np.nan, 2, 3], np.float32))[1])
   assert definite(model_of(SCATTER.format("max"), "int64")) is None
   assert definite(model_of(SCATTER.format("add"))) is None
   assert definite(model_of("y = Abs(x)")) is None
@@ -65,29 +61,27 @@ def test_an_old_opset_and_what_stays():
 
 def test_behind_an_upsample():
   """Of which onnx infers no dtype where the shape of what it takes is unknown."""
-  model = parsed("""g (float[2, 8, 6, 4] x) => (float[?, ?, ?, ?] y)
-        <float[8, 2, 1, 1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
-            c = ConvTranspose <group = 2> (x, a)
-            d = Upsample <mode = "nearest", scales = [1.0, 1.0, 1.0, 1.0]> (c)
-            y = MaxPool <kernel_shape = [3, 3]> (d) }""", 8, 3)  # fmt: skip
-  made = definite(model)
-  assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
+  model = parsed("""g (float[2,8,6,4] x) => (float[?,?,?,?] y)
+        <float[8,2,1,1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
+            c = ConvTranspose <group=2>(x, a)
+            d = Upsample <mode="nearest", scales=[1.0,1.0,1.0,1.0]>(c)
+            y = MaxPool <kernel_shape=[3,3]>(d) }""", 8, 3)  # fmt: skip
+  assert sum(node.op_type == "MaxPool" for node in definite(model).graph.node) == 2
 
 
 def test_behind_an_operator_of_ours():
   """onnx does not know the dtype of what it makes."""
-  ours = 'p = ortplugin.FusedPointwise <program = "(float x) => (float y) { y = Neg(x) }"> (x) q = Abs (p) '
+  ours = 'p = ortplugin.FusedPointwise <program="(float x) => (float y) { y = Neg(x) }"> (x) q = Abs(p) '
   made = definite(model_of(ours + POOL.replace("(x)", "(q)")))
   assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
 
 
-@pytest.mark.parametrize(("factor", "what"), [(1.0, "same"), (2.0, "finding")])
+@parametrize("factor, what", [(1.0, "same"), (2.0, "finding")])
 def test_only_nan_is_open(library, monkeypatch, factor, what):
   """A pool of ours beside a NaN agrees; with a wrong number beside it, it does not."""
   nodes = POOL.replace("y =", "p =") + f" f = float {{{factor}}} y = Mul(p, f)"
   fused = nodes.replace("MaxPool <", 'ortplugin.FusedPool <kind = "max", ')
   feeds = {"x": np.array([1, np.nan, 2, 3], np.float32).reshape(1, 1, 4)}
-  original = POOL.replace("y =", "p =") + " f = float {1.0} y = Mul(p, f)"
-  case = case_of(model_of(original), feeds)
+  case = case_of(model_of(POOL.replace("y =", "p =") + " f = float {1.0} y = Mul(p, f)"), feeds)
   verdict = judged_as(monkeypatch, case, model_of(fused))
   assert verdict.what == what, verdict

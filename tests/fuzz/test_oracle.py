@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from fuzz import oracle
 from fuzz.evaluate import make_session, run
@@ -19,8 +19,8 @@ def model_of(text, opset=17):
   return parsed(f"model {text}", opset)
 
 
-@pytest.mark.parametrize("opset", [7, 13, 21, 22, 25])
-@pytest.mark.parametrize("dtype", ["float", "double"])
+@parametrize("opset", [7, 13, 21, 22, 25])
+@parametrize("dtype", ["float", "double"])
 def test_trials_move_every_element(opset, dtype):
   """ONNX Runtime lacks operators of new opsets, and trials that fail explain nothing."""
   model = model_of(f"({dtype}[2, 3] x) => ({dtype}[2, 3] y) {{ y = Abs(x) }}", opset)
@@ -43,7 +43,7 @@ def test_trials_of_an_empty_value_and_a_scalar():
 
 def test_a_shape_that_values_decide():
   """Whether two numbers are equal in fp16 is rounding's to say, and few of the trials say that they are."""
-  model = model_of("(float[2] x) => (float[n] y) { a = Sqrt(x) y = Unique<sorted = 1>(a) }")
+  model = model_of("(float[2] x) => (float[n] y) { a = Sqrt(x) y = Unique<sorted=1>(a) }")
   close = np.array([1.0, 1.0034], np.float32)  # their roots are 1.7 units in the last place of fp16 apart
   case = case_of(model, {"x": close}, dtype="fp16", wide=model)
   got = {"y": np.ones(1, np.float32)}
@@ -55,7 +55,7 @@ def test_a_shape_that_values_decide():
 def test_a_float_that_rounding_decides():
   """Whether the root is less than a number 1.7 units in the last place away: few of the trials say that it is not."""
   text = """(float[1] x) => (float[1] y) <float[1] c = {1.0017}>
-        { a = Sqrt(x) b = Less(a, c) z = Cast<to = 1>(b) y = Mul(z, c) }"""
+        { a = Sqrt(x) b = Less(a, c) z = Cast<to=1>(b) y = Mul(z, c) }"""
   case = case_of(model_of(text), {"x": np.ones(1, np.float32)}, dtype="fp16", wide=model_of(text))
   zero = {"y": np.zeros(1, np.float16)}
   assert Reference(replace(case, model=narrow_model(case.model, "fp16", ())), case.feeds[0]).problem(zero) is None
@@ -65,9 +65,9 @@ def test_a_float_that_rounding_decides():
 
 def test_a_sum_that_is_zero_but_for_rounding():
   """The products cancel, but not when each is rounded to float32; AveragePool, which has no double, stands beside."""
-  text = """(float[1, 1, 3] x) => (float[1] y, float[1, 1, 3] p) <float[1] c = {0.14590375}, int64[2] axes = {0, 1}>
-        { a = Mul(x, c) s = Flatten(a) b = ReduceSum<keepdims = 0>(s, axes) t = Cast<to = 9>(b) f = Cast<to = 1>(t)
-          e = Constant<value_floats = [1.0]>() y = Mul(f, e) p = AveragePool<kernel_shape = [1]>(x) }"""
+  text = """(float[1,1,3] x) => (float[1] y, float[1,1,3] p) <float[1] c = {0.14590375}, int64[2] axes = {0,1}>
+        { a = Mul(x, c) s = Flatten(a) b = ReduceSum<keepdims=0>(s, axes) t = Cast<to=9>(b) f = Cast<to=1>(t)
+          e = Constant<value_floats=[1.0]>() y = Mul(f, e) p = AveragePool<kernel_shape=[1]>(x) }"""
   x = {"x": np.array([[[5, 7, -12]]], np.float32)}
   reference = Reference(case_of(model_of(text), x), x)
   assert reference.wanted["y"] == 1
@@ -78,10 +78,10 @@ def test_a_sum_that_is_zero_but_for_rounding():
   assert reference.problem({"y": np.zeros(1, np.float32), "p": other["x"]}) is not None
 
 
-@pytest.mark.parametrize(("divides", "right"), [("Sub", True), ("Mul", False)])
+@parametrize("divides, right", [("Sub", True), ("Mul", False)])
 def test_a_sum_that_rounding_makes_zero(divides, right):
   """In bf16 the terms may be equal, and 0 / 0 is NaN; a product is 0 of no rounding."""
-  model = model_of(f"""(float[3] x) => (float[3] y) <float[3] c = {{0.999, 0.5, -1}}>
+  model = model_of(f"""(float[3] x) => (float[3] y) <float[3] c = {{0.999,0.5,-1}}>
         {{ a = {divides}(x, c)  y = Div(a, a) }}""")
   x = {"x": np.array([1, 1, 1] if divides == "Sub" else [0.001, 1, 1], np.float32)}
   reference = Reference(case_of(model, x, precision="bf16"), x)
@@ -89,7 +89,7 @@ def test_a_sum_that_rounding_makes_zero(divides, right):
   assert reference.problem({"y": np.array([1, np.nan, 1], np.float32)}) is not None
 
 
-@pytest.mark.parametrize(("moved", "right"), [(1.0, True), (1e-3, False)])
+@parametrize("moved, right", [(1.0, True), (1e-3, False)])
 def test_a_tangent_of_a_rounded_number(moved, right):
   """Eight trials need not show how far it may be off; of small numbers they do."""
   model = model_of("(float[64] x) => (float[64] y) { a = Neg(x)  y = Tan(a) }")
@@ -99,72 +99,72 @@ def test_a_tangent_of_a_rounded_number(moved, right):
   assert (reference.problem(have) is None) is right
 
 
-CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 0>(x, w) }"
+CONCAT = "(float[1,n] x) => (float[a,b] y) <float[1,2] w = {1,2}> { y = Concat<axis=0>(x, w) }"
 
 
-@pytest.mark.parametrize(("width", "axis", "undefined"), [(0, 0, True), (2, 0, False), (0, 1, False)])
+@parametrize("width, axis, undefined", [(0, 0, True), (2, 0, False), (0, 1, False)])
 def test_an_empty_tensor_that_does_not_fit(width, axis, undefined):
-  model = model_of(CONCAT.replace("axis = 0", f"axis = {axis}"))
+  model = model_of(CONCAT.replace("axis=0", f"axis={axis}"))
   assert bool(oracle.is_undefined(model, {"x": np.zeros((1, width), np.float32)})) is undefined
 
 
-@pytest.mark.parametrize("size", [0, 1])
+@parametrize("size", [0, 1])
 def test_shapes_where_an_empty_tensor_does_not_fit(size):
   """What is believed of a Concat need not hold where the original's result is undefined."""
   model = model_of(
-    """(float[N, M, M] x) => (float[a, b, c] y)
-        { a = Abs(x)  s = ReduceSum<axes = [0, 1], keepdims = 1>(a)  y = Concat<axis = 0>(a, s) }""",
+    """(float[N,M,M] x) => (float[a,b,c] y)
+        { a = Abs(x)  s = ReduceSum<axes=[0,1], keepdims=1>(a)  y = Concat<axis=0>(a, s) }""",
     9,
   )
   feeds = [{"x": np.ones((3, size, size), np.float32)}]
   assert Judge().judge(case_of(model, *feeds, checks=("shapes",))).what == "same"
 
 
-@pytest.mark.parametrize(("batch", "undefined"), [(1, False), (2, True), (4, False)])
+@parametrize("batch, undefined", [(1, False), (2, True), (4, False)])
 def test_a_skip_of_another_batch(batch, undefined):
   """Which ONNX Runtime repeats, or cuts off: the rows fit."""
-  model = model_of("""(float[N, 1, 3] x, float[M, 1, 3] s) => (float[?, ?, ?] y) <float[3] w = {1, 2, 3}>
+  model = model_of("""(float[N,1,3] x, float[M,1,3] s) => (float[?,?,?] y) <float[3] w = {1, 2, 3}>
         { y = com.microsoft.SkipLayerNormalization(x, s, w) }""")
   feeds = {"x": np.ones((4, 1, 3), np.float32), "s": np.ones((batch, 1, 3), np.float32)}
   assert oracle.run(oracle.make_session(model.SerializeToString()), feeds)["y"].shape == (4, 1, 3)
   assert bool(oracle.is_undefined(model, feeds)) is undefined
 
 
-@pytest.mark.parametrize(("value", "undefined"), [(np.inf, True), (np.nan, True), (2.0**31, True), (-(2.0**31), False)])
+@parametrize("value, undefined", [(np.inf, True), (np.nan, True), (2.0**31, True), (-(2.0**31), False)])
 def test_a_float_that_no_integer_is(value, undefined):
-  model = model_of("(double[1] x) => (int32[1] y) { a = Abs(x) b = Mul(a, x) c = Div(b, a) y = Cast<to = 6>(c) }")
+  model = model_of("(double[1] x) => (int32[1] y) { a = Abs(x) b = Mul(a, x) c = Div(b, a) y = Cast<to=6>(c) }")
   assert bool(oracle.is_undefined(model, {"x": np.array([value])})) is undefined
 
 
-@pytest.mark.parametrize(("numbers", "undefined"), [((1e30, 1e30), False), ((1e30, 1e30, 1e-30, 1e-30), True)])
+@parametrize("numbers, undefined", [((1e30, 1e30), False), ((1e30, 1e30, 1e-30, 1e-30), True)])
 def test_a_product_that_its_order_decides(numbers, undefined):
   x = np.array(numbers, np.float32)
-  model = model_of("(float[n] x) => (float y) { a = Abs(x)  y = ReduceProd<keepdims = 0>(a) }")
+  model = model_of("(float[n] x) => (float y) { a = Abs(x)  y = ReduceProd<keepdims=0>(a) }")
   assert bool(oracle.is_undefined(model, {"x": x})) is undefined
   assert not oracle.is_undefined(model, {"x": x[[0, -1]]})
 
 
 def test_a_float_that_is_infinite_in_half_precision():
-  model = model_of("(float[1] x) => (int32[1] y) { a = Mul(x, x)  y = Cast<to = 6>(a) }")
+  model = model_of("(float[1] x) => (int32[1] y) { a = Mul(x, x)  y = Cast<to=6>(a) }")
   feeds = {"x": np.array([268], np.float32)}
   assert not oracle.is_undefined(model, feeds)
   assert oracle.is_undefined(model, feeds, halves=True)
 
 
-POOLS = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>
+POOLS = """(float[2,1,2] x) => (float[2,1,0] g, float[2,1,1] i) <float[1] c = {0.5}>
     {
-        f = AveragePool<ceil_mode = 1, kernel_shape = [3], pads = [1, 1], strides = [3]>(x)
-        g = Resize<axes = [2], mode = "nearest">(f, "", c)
+        f = AveragePool<ceil_mode=1, kernel_shape=[3], pads=[1,1], strides=[3]>(x)
+        g = Resize<axes=[2], mode="nearest">(f, "", c)
         i = GlobalAveragePool(x)
     }"""
-IN_FP16 = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>
+IN_FP16 = """(float[2,1,2] x) => (float[2,1,0] g, float[2,1,1] i) <float[1] c = {0.5}>
     {
-        z = Cast<to = 10>(x)
-        f = AveragePool<ceil_mode = 1, kernel_shape = [3], pads = [1, 1], strides = [3]>(z)
-        e = Resize<axes = [2], mode = "nearest">(f, "", c)
+        z = Cast<to=10>(x)
+        f = AveragePool<ceil_mode=1, kernel_shape=[3], pads=[1,1], strides=[3]>(z)
+        e = Resize<axes=[2], mode="nearest">(f, "", c)
         h = GlobalAveragePool(z)
-        i = Cast<to = 1>(h)
-        g = Cast<to = 1>(e)
+        i = Cast<to=1>(h)
+        g = Cast<to=1>(e)
     }"""
 
 
@@ -179,14 +179,7 @@ def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch):
   assert judged_as(monkeypatch, case, model).what == "unfit"
 
 
-@pytest.mark.parametrize(
-  ("kind", "have", "right"),
-  [
-    ("pole", -1e9, True),
-    ("zero", 1e3, False),
-    ("rare", 1e3, False),
-  ],
-)
+@parametrize("kind, have, right", [("pole", -1e9, True), ("zero", 1e3, False), ("rare", 1e3, False)])
 def test_beside_a_pole_no_size_is_the_largest(kind, have, right):
   noise = np.random.default_rng(0).standard_normal(oracle.MORE_TRIALS)
   values = {"pole": 1 / noise, "zero": noise, "rare": np.where(abs(noise) > 2.5, noise, 0)}[kind]
@@ -203,11 +196,11 @@ class Failing(Provider):
     raise RuntimeError("Expand: invalid expand shape")
 
 
-@pytest.mark.parametrize(("selects", "what"), [("Unique", "unfit"), ("Abs", "finding")])
+@parametrize("selects, what", [("Unique", "unfit"), ("Abs", "finding")])
 def test_a_failure_that_rounding_decides(selects, what):
   """How many values there are of which two are equal, until they are rounded otherwise."""
   width = 2 if selects == "Unique" else 3
-  model = model_of(f"""(float[3] x) => (float[?, ?] y) <int64[2] s = {{4, {width}}}>
+  model = model_of(f"""(float[3] x) => (float[?,?] y) <int64[2] s = {{4, {width}}}>
         {{ a = Mul(x, x)  u = {selects}(a)  y = Expand(u, s) }}""")
   x = {"x": np.array([1.5, -1.5, 2], np.float32)}
   assert Judge(Failing()).judge(case_of(model, x)).what == what

@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from fuzz import providers
 from fuzz.handmade import case_of
@@ -58,7 +58,7 @@ def test_a_model_that_is_captured(monkeypatch):
   assert cuda.captured
 
 
-@pytest.mark.parametrize("when", ["loading", "running"])
+@parametrize("when", ["loading", "running"])
 def test_a_model_that_is_not_captured_runs_without_a_graph(monkeypatch, when):
   machine, cuda = Machine(monkeypatch), Cuda(graph=True)
   getattr(machine, when)[True] = "this can't be captured"
@@ -78,8 +78,8 @@ def test_what_ours_say_of_a_capture_is_not_tried_without_one(monkeypatch):
     cuda.run(cuda.session(MODEL, False), {})
 
 
-@pytest.mark.parametrize("graph", [True, False])
-@pytest.mark.parametrize("when", ["loading", "running"])
+@parametrize("graph", [True, False])
+@parametrize("when", ["loading", "running"])
 def test_a_lost_gpu(monkeypatch, when, graph):
   machine, cuda = Machine(monkeypatch), Cuda(graph)
   getattr(machine, when)[graph] = "CUDA failure 700: an illegal memory access was encountered"
@@ -87,7 +87,7 @@ def test_a_lost_gpu(monkeypatch, when, graph):
     cuda.run(cuda.session(MODEL, False), {})
 
 
-@pytest.mark.parametrize("when", ["loading", "running"])
+@parametrize("when", ["loading", "running"])
 def test_strictly_under_a_graph(monkeypatch, when):
   machine, cuda = Machine(monkeypatch), Cuda(graph=True, strict=True)
   getattr(machine, when)[True] = "this can't be captured"
@@ -97,7 +97,7 @@ def test_strictly_under_a_graph(monkeypatch, when):
   assert all(each() is None for each in machine.sessions)  # nothing of the capture is open
 
 
-@pytest.mark.parametrize(("graph", "mode"), [("", ""), ("right", ""), ("wrong", "cuda-graph"), ("fails", "cuda")])
+@parametrize("graph, mode", [("", ""), ("right", ""), ("wrong", "cuda-graph"), ("fails", "cuda")])
 def test_one_after_the_other(monkeypatch, graph, mode):
   """Without a graph and then under one; a finding says where it was seen."""
   machine, both = Machine(monkeypatch), provider_of("cuda-both")
@@ -127,7 +127,7 @@ def test_modes():
   assert (plain.graph, plain.plain(), plain.where) == (False, None, "on CUDA")
 
 
-@pytest.mark.parametrize("graph", [True, False])
+@parametrize("graph", [True, False])
 def test_without_onnx_runtimes_own_optimizations(monkeypatch, graph):
   machine, cuda = Machine(monkeypatch), Cuda(graph)
   machine.running[True] = "this can't be captured"  # then it runs without a graph, in the same way

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 from sample import SAMPLING, examples
 
 from fuzz.corpus import from_text, known, to_text
@@ -69,7 +69,7 @@ def test_many_operators():
   assert len(found) >= (120 if SAMPLING else 140), sorted(found)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+@parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_each_mistake_has_its_line(mistake):
   """`python -m fuzz.mistakes` plants it there."""
   assert source_of(mistake.module).read_text().count(mistake.right) == 1
@@ -83,7 +83,7 @@ class TestOracle:
     assert quick(want, want.T, "float32") == "shape [4, 3] for [3, 4]"
     assert quick(np.array([1, 2]), np.array([1, 3]), "float32")
 
-  @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+  @parametrize("value", [np.nan, np.inf, -np.inf])
   def test_a_value_that_is_not_finite(self, value):
     want = np.array([1, value], np.float32)
     assert not quick(want, want, "float32")

@@ -1,18 +1,17 @@
 """The form in which Where of -0 is compared: the sign stays, and nothing else changes by a bit."""
 
 import numpy as np
-import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from fuzz.definite import definite
 from fuzz.evaluate import make_session, run
 
 
-@pytest.mark.parametrize("dtype", ["float", "double"])
-@pytest.mark.parametrize("opset", [9, 11, 17])
+@parametrize("dtype", ["float", "double"])
+@parametrize("opset", [9, 11, 17])
 def test_negative_zeros(dtype, opset):
   model = parsed(
-    f"model (bool[n, 1] c, {dtype}[n, m] a, {dtype}[m] b) => ({dtype}[n, m] y) {{ y = Where(c, a, b) }}", opset, 7
+    f"model (bool[n,1] c, {dtype}[n, m] a, {dtype}[m] b) => ({dtype}[n, m] y) {{ y = Where(c, a, b) }}", opset, 7
   )
   made = definite(model)
   values = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -2.5, 5e-324, -1e-40], "d" if dtype == "double" else "f")
@@ -24,9 +23,8 @@ def test_negative_zeros(dtype, opset):
   np.testing.assert_array_equal(np.signbit(found)[~np.isnan(found)], np.signbit(wanted)[~np.isnan(wanted)])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float", "double"])
+@parametrize("dtype", ["float16", "float", "double"])
 def test_the_sign_of_nan(dtype):
-  model = parsed(f"model ({dtype}[n] x) => ({dtype}[n] y) {{ y = Sign(x) }}")
-  made = definite(model)
+  made = definite(parsed(f"model ({dtype}[n] x) => ({dtype}[n] y) {{ y = Sign(x) }}"))
   x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -2.5, 6e-8], {"float": "f"}.get(dtype, dtype))
   np.testing.assert_array_equal(run(make_session(made.SerializeToString()), {"x": x})["y"], np.sign(x))

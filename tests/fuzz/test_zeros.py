@@ -3,8 +3,7 @@
 from itertools import product
 
 import numpy as np
-import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from fuzz.evaluate import make_session, run
 from fuzz.handmade import case_of, judged_as
@@ -19,8 +18,8 @@ def bits(model, x):
   return run(make_session(model.SerializeToString()), {"x": x})["y"].tobytes()
 
 
-@pytest.mark.parametrize(
-  ("node", "dtype"),
+@parametrize(
+  "node, dtype",
   [*product(["Relu(x)", "Clip(x, zero)", "Max(x, zero)", "Min(x, zero)"], ["float", "double"]), ("Celu(x)", "float")],
 )
 def test_zeros_alone_have_a_sign(node, dtype):
@@ -39,7 +38,7 @@ def test_what_stays():
   assert signed(model_of("y = Max(x, zero)", "int64"), True) is None
 
 
-@pytest.mark.parametrize(("sign", "what"), [("", "same"), ("-", "same"), ("2", "finding")])
+@parametrize("sign, what", [("", "same"), ("-", "same"), ("2", "finding")])
 def test_a_case(library, monkeypatch, sign, what):
   """An infinity behind a division has either sign; a number in its place is a finding."""
   texts = {

@@ -34,5 +34,4 @@ def _spelled(node, dtype, name, negative):
   bare.output[0] = f"{name}/open"
   yield bare
   way = "turned = Neg(open)  plus = Add(turned, zero)  y = Neg(plus)" if negative else "y = Add(open, zero)"
-  text = f"wide = float {{0}}  zero = Cast<to = {dtype}>(wide)  {way}"
-  yield from spelled(text, name, y=node.output[0])
+  yield from spelled(f"wide = float {{0}}  zero = Cast<to={dtype}>(wide)  {way}", name, y=node.output[0])

@@ -23,8 +23,12 @@ class Edge:
 
 
 class _EdgeData(ctypes.Structure):
-  _fields_ = [("from_port", ctypes.c_ubyte), ("to_port", ctypes.c_ubyte), ("type", ctypes.c_ubyte),
-              ("reserved", ctypes.c_ubyte * 5)]  # fmt: skip
+  _fields_ = [
+    ("from_port", ctypes.c_ubyte),
+    ("to_port", ctypes.c_ubyte),
+    ("type", ctypes.c_ubyte),
+    ("reserved", ctypes.c_ubyte * 5),
+  ]
 
 
 class _KernelParams(ctypes.Structure):

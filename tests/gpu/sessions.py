@@ -13,7 +13,7 @@ from threads import in_threads
 
 import ortplugin
 from gpu.device import at_offset, bind, cupy, host, keep_busy, make, python, run, run_bound, same_bits
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops import find
 from ortplugin.session import onnxruntime
 
@@ -70,12 +70,7 @@ def check_repeats(case, times=3, between=lambda number: None):
   assert same_bits(run(make(case.model()), case), first)
 
 
-def check_addresses(
-  case,
-  check,
-  offsets,
-  like=None,
-):
+def check_addresses(case, check, offsets, like=None):
   """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes.
 
   `offsets`: for each run those of the inputs and of the outputs in elements, from the first on and again. `like`:
@@ -116,7 +111,10 @@ def check_replays(case, count=3):
 
 
 def check_threads(model, trial_of, threads=8):
-  """Threads run one session, each with a trial of its own, new to the session, and get the same bits in each run."""
+  """Threads run one session, each with a trial of its own, new to the session, and get the same bits in each run.
+
+  Of tests half of the trials have shapes of their own, half the same.
+  """
   session = make(model)
 
   def work(number):

@@ -4,9 +4,9 @@ bits in every run, under threads and CUDA graphs, beyond 2^31 elements."""
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from attention_cases import CASES, GROWING, LARGE_CASES, TF32_CASES, by_name, case_of, check, growing
 from node_cases import model_with
+from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import cupy, host, make, need_memory, run, run_bound
@@ -53,12 +53,12 @@ CHOSEN = (
 DTYPES = {"float16": {}, "bfloat16": {}, "float": {}, "TF32": {"allow_tf32": 1}}
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES, *TF32_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES, *TF32_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("says", DTYPES)
+@parametrize("says", DTYPES)
 def test_every_head_size(says):
   dtype, given = "float" if says == "TF32" else says, DTYPES[says]
   for size in (*range(1, 34), 40, 48, 56, 63, 64, 65, 72, 80, 88, 96, 112, 120, 128, 136, 160, 192, 224, 248, 255, 256):
@@ -75,7 +75,7 @@ def test_every_head_size(says):
       check(few, run(make(few.model()), few))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@parametrize("seed", range(4))
 def test_random_cases(seed):
   """Sizes, masks, causality and layouts as they come."""
   rng = np.random.default_rng(seed)
@@ -94,13 +94,14 @@ def test_random_cases(seed):
     shape = one((queries, keys), (1, 1, 1, keys), (2, 1, queries, keys), (2, group * kv_heads, queries, keys))
     mask = one(None, ("bool", shape), ("float", shape), (dtype, shape))
     sizes = (2, group * kv_heads, kv_heads, queries, keys, size, size)
-    case = case_of(f"random {seed} {number}", dtype, sizes, str(layout), mask,
-                   masked_rows=str(one("nan", "zero")), **given)  # fmt: skip
+    case = case_of(
+      f"random {seed} {number}", dtype, sizes, str(layout), mask, masked_rows=str(one("nan", "zero")), **given
+    )
     check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("session", ["0", "1"])
-@pytest.mark.parametrize("said", [None, 0, 1])
+@parametrize("session", ["0", "1"])
+@parametrize("said", [None, 0, 1])
 def test_tf32_only_where_it_is_allowed(session, said):
   """Rounded to the nearest, it leaves no bias in what values of one sign become."""
   case = case_of(
@@ -115,12 +116,12 @@ def test_tf32_only_where_it_is_allowed(session, said):
   assert abs(error.mean()) < 2e-5
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(name):
   check_repeats(by_name[name])
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(name):
   """At a multiple of its elements' size, not of 16 bytes: inputs, the output, both."""
   case = by_name[name]
@@ -130,7 +131,7 @@ def test_tensors_may_start_anywhere(name):
   check_addresses(tensors, lambda found: check(case, found), offsets, like)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   check_replays(by_name[name])
 
@@ -177,7 +178,6 @@ def test_new_shapes_under_capture_are_refused():
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
 
   def trial(number):
     sizes = (4, 200, 200) if number % 2 else (1 + number, 7 * number + 1, 33)
@@ -186,7 +186,7 @@ def test_many_threads_run_one_session():
   check_threads(sized("threads", 1, 1, 1).model(SHAPES), trial)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float"])
+@parametrize("dtype", ["float16", "float"])
 def test_more_than_two_to_the_31_elements(dtype):
   """Keys and values at the end of packed tensors that are larger; the last elements show."""
   need_memory(24 if dtype == "float" else 12)
@@ -200,8 +200,7 @@ def test_more_than_two_to_the_31_elements(dtype):
   q *= 8
   y = cupy.zeros(q.shape, stored)
   node.input[:] = ["q", "x", "x"]
-  made = model_with([node], [("q", dtype, q.shape), ("x", dtype, x.shape)], [("y", dtype)])
-  run_bound(make(made), [q, x], [y])
+  run_bound(make(model_with([node], [("q", dtype, q.shape), ("x", dtype, x.shape)], [("y", dtype)])), [q, x], [y])
   # The last key of the last head has the score 8 sqrt(size) and the value 1, all others have 0.
   last = np.exp(8 * np.sqrt(size))
   wanted = np.zeros(q.shape)

@@ -16,13 +16,13 @@ from conv_cases import check as check_shared
 from conv_cases import expect as expect_shared
 from node_cases import OPSET, UNIT_ROUNDOFF, typed
 from onnx import helper
-from onnx_models import built
+from onnx_models import built, parametrize
 from threads import in_threads
 
 import ortplugin
 from gpu.device import at_offset, before_nan, cupy, host, make, python, run, run_bound, same_bits
 from gpu.sessions import Trial, check_all, check_capture, check_graph, check_threads
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.program import NUMPY_DTYPES, parse
@@ -165,7 +165,7 @@ class Conv:
 SHARED = [case for case in CASES if case.values != "special"]
 
 
-@pytest.mark.parametrize("case", SHARED)
+@parametrize("case", SHARED)
 def test_equals_the_reference(case):
   """Where the program is not in cuDNN's kernel, the convolution's value is rounded to its dtype before it."""
   unit = UNIT_ROUNDOFF[case.program.parameters[0].dtype]
@@ -186,12 +186,10 @@ def done_by(conv, algorithm):
   return replace(conv, attributes={**conv.attributes, "algorithm": algorithm})
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize(("layout", "algorithm"), WAYS)
-@pytest.mark.parametrize(
-  "program",
-  [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT],
-  ids=lambda text: text[-40:],
+@parametrize("dtype", BOUNDS)
+@parametrize("layout, algorithm", WAYS)
+@parametrize(
+  "program", [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT], ids=lambda text: text[-40:]
 )
 def test_every_epilogue(program, layout, algorithm, dtype):
   done_by(Conv(program, dtype, layout), algorithm).run()
@@ -199,45 +197,51 @@ def test_every_epilogue(program, layout, algorithm, dtype):
 
 # Name to attributes of Conv; x has 2 images, 16 channels.
 FORMS = {
-    "1x1": {"kernel": (1, 1), "attributes": {}},
-    "1x1, stride 2": {"kernel": (1, 1), "attributes": {"strides": [2, 2]}},
-    "3x3, stride 2": {"attributes": {"pads": [1, 1, 1, 1], "strides": [2, 2]}},
-    "5x3, unequal": {"kernel": (5, 3), "attributes": {"pads": [2, 0, 1, 3], "strides": [1, 2]}},
-    "dilated": {"attributes": {"pads": [2, 2, 2, 2], "dilations": [2, 2]}},
-    "same upper": {"attributes": {"auto_pad": "SAME_UPPER", "strides": [2, 2]}},
-    "valid": {"attributes": {"auto_pad": "VALID"}},
-    "groups": {"group": 4},
-    "depthwise": {"group": 16, "filters": 16},
-    "depthwise, 5x5, stride 2": {
-        "group": 16, "filters": 16, "kernel": (5, 5), "attributes": {"pads": [2, 2, 2, 2], "strides": [2, 2]},
-    },
-    "depthwise, two of each": {"group": 16, "filters": 32},
-    "stem": {"x": (2, 3, 32, 32), "filters": 32, "kernel": (7, 7), "attributes": {"pads": [3] * 4, "strides": [2, 2]}},
-    "stem, 3x3": {"x": (2, 3, 31, 33), "filters": 16, "attributes": {"pads": [1] * 4, "strides": [2, 2]}},
-    "stem, two columns at once": {
-        "x": (2, 3, 31, 64), "filters": 128, "kernel": (3, 4), "attributes": {"pads": [1] * 4, "strides": [1, 2]},
-    },
-    "one channel": {"x": (3, 1, 28, 28), "filters": 16},
-    "odd channels": {"x": (2, 13, 9, 11), "filters": 27},
-    "one pixel": {"x": (5, 32, 1, 1), "filters": 48, "kernel": (1, 1), "attributes": {}},
-    "one image": {"x": (1, 64, 14, 14), "filters": 64},
-    "large": {"x": (4, 64, 56, 56), "filters": 64},
-    "a row": {"x": (2, 16, 33), "kernel": (3,), "attributes": {"pads": [1, 1]}},
-    "a row, stride 2": {"x": (2, 16, 33), "kernel": (5,), "attributes": {"pads": [2, 1], "strides": [2]}},
-    "frames": {"x": (2, 16, 5, 8, 9), "kernel": (1, 3, 3), "attributes": {"pads": [0, 1, 1] * 2}},
-    "in time": {"x": (2, 16, 7, 8, 9), "kernel": (3, 1, 1), "attributes": {"strides": [2, 1, 1]}},
-    "a volume": {"x": (2, 16, 7, 8, 9), "kernel": (3, 3, 3), "attributes": {"pads": [1] * 6}},
-}  # fmt: skip
+  "1x1": {"kernel": (1, 1), "attributes": {}},
+  "1x1, stride 2": {"kernel": (1, 1), "attributes": {"strides": [2, 2]}},
+  "3x3, stride 2": {"attributes": {"pads": [1, 1, 1, 1], "strides": [2, 2]}},
+  "5x3, unequal": {"kernel": (5, 3), "attributes": {"pads": [2, 0, 1, 3], "strides": [1, 2]}},
+  "dilated": {"attributes": {"pads": [2, 2, 2, 2], "dilations": [2, 2]}},
+  "same upper": {"attributes": {"auto_pad": "SAME_UPPER", "strides": [2, 2]}},
+  "valid": {"attributes": {"auto_pad": "VALID"}},
+  "groups": {"group": 4},
+  "depthwise": {"group": 16, "filters": 16},
+  "depthwise, 5x5, stride 2": {
+    "group": 16,
+    "filters": 16,
+    "kernel": (5, 5),
+    "attributes": {"pads": [2, 2, 2, 2], "strides": [2, 2]},
+  },
+  "depthwise, two of each": {"group": 16, "filters": 32},
+  "stem": {"x": (2, 3, 32, 32), "filters": 32, "kernel": (7, 7), "attributes": {"pads": [3] * 4, "strides": [2, 2]}},
+  "stem, 3x3": {"x": (2, 3, 31, 33), "filters": 16, "attributes": {"pads": [1] * 4, "strides": [2, 2]}},
+  "stem, two columns at once": {
+    "x": (2, 3, 31, 64),
+    "filters": 128,
+    "kernel": (3, 4),
+    "attributes": {"pads": [1] * 4, "strides": [1, 2]},
+  },
+  "one channel": {"x": (3, 1, 28, 28), "filters": 16},
+  "odd channels": {"x": (2, 13, 9, 11), "filters": 27},
+  "one pixel": {"x": (5, 32, 1, 1), "filters": 48, "kernel": (1, 1), "attributes": {}},
+  "one image": {"x": (1, 64, 14, 14), "filters": 64},
+  "large": {"x": (4, 64, 56, 56), "filters": 64},
+  "a row": {"x": (2, 16, 33), "kernel": (3,), "attributes": {"pads": [1, 1]}},
+  "a row, stride 2": {"x": (2, 16, 33), "kernel": (5,), "attributes": {"pads": [2, 1], "strides": [2]}},
+  "frames": {"x": (2, 16, 5, 8, 9), "kernel": (1, 3, 3), "attributes": {"pads": [0, 1, 1] * 2}},
+  "in time": {"x": (2, 16, 7, 8, 9), "kernel": (3, 1, 1), "attributes": {"strides": [2, 1, 1]}},
+  "a volume": {"x": (2, 16, 7, 8, 9), "kernel": (3, 3, 3), "attributes": {"pads": [1] * 6}},
+}
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize(("layout", "algorithm"), WAYS)
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("layout, algorithm", WAYS)
+@parametrize("form", FORMS)
 def test_every_form(form, layout, algorithm, dtype):
   done_by(Conv(RESIDUAL, dtype, layout, **FORMS[form]), algorithm).run()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float"])
+@parametrize("dtype", ["float16", "float"])
 def test_weights_that_are_inputs(dtype):
   for form in ("3x3, stride 2", "depthwise", "stem"):
     for layout in ("NCHW", "NHWC"):
@@ -253,10 +257,10 @@ def error_of(conv, **provider):
   return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("program", [BARE, RELU, SILU, IN_DOUBLE], ids=["bare", "relu", "silu", "double"])
-@pytest.mark.parametrize("session", ["0", "1"])
-@pytest.mark.parametrize("said", [None, 0, 1])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("program", [BARE, RELU, SILU, IN_DOUBLE], ids=["bare", "relu", "silu", "double"])
+@parametrize("session", ["0", "1"])
+@parametrize("said", [None, 0, 1])
 def test_tf32_only_where_it_is_allowed(program, layout, session, said):
   """By the node, or where it says nothing by the session. 64 channels of 3x3: sums in float32 are off by some 1e-7,
   products of TF32 by some 1e-4."""
@@ -289,13 +293,13 @@ def algorithms(conv, arrays):
   return [str(each["algorithm"]) for each in device_variants(conv.node(), types, constant)]
 
 
-@pytest.mark.parametrize("group", [1, 64])
+@parametrize("group", [1, 64])
 def test_no_images_have_no_algorithms(group):
   conv = Conv(BARE, x=(0, 64, 14, 14), filters=64, group=group)
   assert algorithms(conv, conv.arrays()) == []
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "conv",
   [
     Conv(RESIDUAL, x=(2, 64, 14, 14), filters=64),
@@ -338,9 +342,9 @@ PIXELS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("program", [BARE, SIGMOID, SHIFTED, ADDED], ids=["bare", "sigmoid", "shifted", "added"])
-@pytest.mark.parametrize("number", range(len(PIXELS)))
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("program", [BARE, SIGMOID, SHIFTED, ADDED], ids=["bare", "sigmoid", "shifted", "added"])
+@parametrize("number", range(len(PIXELS)))
 def test_images_of_one_pixel(number, program, dtype):
   """By every algorithm, with TF32: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
   x, filters, kernel, more = PIXELS[number]
@@ -355,10 +359,10 @@ def test_images_of_one_pixel(number, program, dtype):
 # x, filters, kernel, strides, pads: more on one side than on the other.
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("groups", ["one", "two", "channels"])
-@pytest.mark.parametrize("number", range(len(ONE_SIDED)))
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("groups", ["one", "two", "channels"])
+@parametrize("number", range(len(ONE_SIDED)))
 def test_pads_of_one_side(number, groups, layout, dtype):
   """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
   x, filters, kernel, strides, pads = ONE_SIDED[number]
@@ -368,9 +372,9 @@ def test_pads_of_one_side(number, groups, layout, dtype):
   check_all(("auto", *algorithms(conv, arrays)), lambda each: conv.check(arrays, done_by(conv, each).found(arrays)))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("number", range(len(GROUPED)))
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("number", range(len(GROUPED)))
 def test_groups_end_with_the_tensor(number, layout, dtype):
   """By every algorithm: cuDNN 9.19 has engines that multiply by 0 what lies behind the last group's channels."""
   x, filters, kernel, group = GROUPED[number]
@@ -402,8 +406,8 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("name", UNUSUAL)
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("name", UNUSUAL)
 def test_unusual_attributes(name, dtype):
   """By every algorithm: cuDNN's ReLU with a slope is max(x, slope x), which is none with a slope above 1."""
   program = f"(T c, T b) => (T y) {{ v = Add(c, b) {UNUSUAL[name]} }}"
@@ -421,8 +425,8 @@ def test_unusual_attributes(name, dtype):
   check_all((done_by(conv, each) for conv in convs for each in ("auto", *algorithms(conv, conv.arrays()))), attempt)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float"])
-@pytest.mark.parametrize(("layout", "x"), [("NCHW", (2, 16, 5, 5)), ("NHWC", (15, 512, 15))])
+@parametrize("dtype", ["float16", "float"])
+@parametrize("layout, x", [("NCHW", (2, 16, 5, 5)), ("NHWC", (15, 512, 15))])
 def test_a_literal_beside_one_filter(layout, x, dtype):
   """cuDNN 9.19 takes the literal, whose dims are those of a bias then, for an address."""
   conv = Conv(SHIFTED, dtype, layout, x, 1, (1,) * (len(x) - 2), attributes={})
@@ -430,7 +434,7 @@ def test_a_literal_beside_one_filter(layout, x, dtype):
     done_by(conv, algorithm).run()
 
 
-@pytest.mark.parametrize("algorithm", ["fused:engine=9999;k2=1", "split:engine=9999", "own"])
+@parametrize("algorithm", ["fused:engine=9999;k2=1", "split:engine=9999", "own"])
 def test_an_algorithm_that_is_not_there_is_auto(algorithm):
   conv = done_by(Conv(RESIDUAL, "float", x=(2, 64, 14, 14), filters=64, group=2), algorithm)
   done = python(f"from gpu.test_conv import *\nfor _ in range(2): {conv!r}.run()\n")
@@ -439,7 +443,7 @@ def test_an_algorithm_that_is_not_there_is_auto(algorithm):
   assert done.stderr.count("is not used") == 2  # once for each session
 
 
-@pytest.mark.parametrize("algorithm", ["", "fast", "auto:engine=1", "fused:", "split:engine=x", "own:engine=1"])
+@parametrize("algorithm", ["", "fast", "auto:engine=1", "fused:", "split:engine=x", "own:engine=1"])
 def test_algorithms_that_are_none_are_refused(algorithm):
   conv = Conv(RELU, attributes={"pads": [1] * 4, "algorithm": algorithm})
   with pytest.raises(Exception, match=re.compile("node 'conv'.*algorithm", re.DOTALL)):
@@ -454,8 +458,8 @@ DYNAMIC = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("dtype", ["float16", "float"])
+@parametrize("layout", ["NCHW", "NHWC"])
 def test_shapes_may_change_from_run_to_run(layout, dtype):
   base = Conv(RESIDUAL, dtype, layout)
   session = None
@@ -471,7 +475,7 @@ def test_shapes_may_change_from_run_to_run(layout, dtype):
       conv.check(arrays, found)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "conv",
   [
     Conv(RESIDUAL),
@@ -508,7 +512,7 @@ CHOSEN = {
 }
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(name):
   conv = CHOSEN[name]
   arrays = conv.arrays()
@@ -519,7 +523,7 @@ def test_runs_are_bit_identical(name):
   assert same_bits(conv.run(), first)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   conv = CHOSEN[name]
   check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
@@ -536,7 +540,6 @@ def test_new_shapes_under_capture_are_refused():
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
   base = Conv(RESIDUAL)
 
   def trial_of(number):

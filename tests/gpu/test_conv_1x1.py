@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conv_transpose_cases import BIAS_RELU, RESIDUAL
 from node_cases import typed
+from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import bind, cupy, host, keep_busy, make, run, run_bound
@@ -38,8 +39,8 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("x", "filters"), SHAPES)
+@parametrize("dtype", FLOATS)
+@parametrize("x, filters", SHAPES)
 def test_equals_the_reference(x, filters, dtype):
   conv = own(Conv(BARE, dtype, "NHWC", x, filters, (1, 1), attributes={}))
   conv.run()
@@ -77,22 +78,17 @@ def up(number, dtype, text, operands):
   return conv_transpose_cases.Case(name, typed(text, dtype), x, w, operands, "NHWC", more, constant)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("number", range(len(UP)))
+@parametrize("dtype", FLOATS)
+@parametrize("number", range(len(UP)))
 def test_transposed(capfd, number, dtype):
   bias, image = (UP[number][1], 1, 1), (UP[number][0][0], 1, 1, 1)
-  for text, operands in (
-    (BARE, ()),
-    (BIAS_RELU, (bias,)),
-    (RESIDUAL, (bias, None)),
-    (OF_IMAGES, (bias, None, image)),
-  ):
+  for text, operands in ((BARE, ()), (BIAS_RELU, (bias,)), (RESIDUAL, (bias, None)), (OF_IMAGES, (bias, None, image))):
     case = up(number, dtype, text, operands)
     conv_transpose_cases.check(case, run(make(case.model()), case))
   assert NOT_TAKEN not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@parametrize("value", [np.inf, -np.inf, np.nan])
 def test_infinite_elements_stay_where_they_are(value):
   for x, filters in (SHAPES[2], SHAPES[3], SHAPES[6]):
     given = own(Conv(BARE, "float16", "NHWC", x, filters, (1, 1), constant=False, attributes={}))
@@ -103,17 +99,16 @@ def test_infinite_pixels_of_a_transposed_one_stay_where_they_are():
   check_infinite_pixels(replace(up(1, "float16", BARE, ()), constant_weights=False))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@parametrize("dtype", FLOATS)
 def test_maxima_of_nan(dtype):
   x, filters = SHAPES[2]
   check_maxima_of_nan(own(Conv(MAXIMA, dtype, "NHWC", x, filters, (1, 1), constant=False, attributes={})))
   check_transposed_maxima_of_nan(replace(up(1, dtype, MAXIMA, ()), constant_weights=False))
 
 
-@pytest.mark.parametrize("number", [1, 4])
+@parametrize("number", [1, 4])
 def test_tensors_may_start_anywhere(number):
-  case = replace(up(number, "float16", RESIDUAL, ((UP[number][1], 1, 1), None)), constant_weights=False)
-  check_anywhere(case)
+  check_anywhere(replace(up(number, "float16", RESIDUAL, ((UP[number][1], 1, 1), None)), constant_weights=False))
 
 
 def test_runs_are_bit_identical():
@@ -125,7 +120,7 @@ def test_runs_are_bit_identical():
 MANY = (8, 8, 93, 97)
 
 
-@pytest.mark.parametrize("apart", [True, False])
+@parametrize("apart", [True, False])
 def test_launches_may_overlap(apart):
   """Two streams full of launches, of which each multiprocessor has room for two blocks. Each has results of its own,
   or all those of one number write the same to one place. Single launches to these places find nothing changed."""

@@ -4,7 +4,7 @@ pixels reach no result that they don't belong to."""
 from dataclasses import replace
 
 import numpy as np
-import pytest
+from onnx_models import parametrize
 
 from gpu.device import at_offset, cupy, make, run_bound, same_bits
 from gpu.sessions import check_graph
@@ -83,8 +83,8 @@ DEPTHWISE = [
 ]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("x", "kernel", "stride", "pads"), DEPTHWISE)
+@parametrize("dtype", FLOATS)
+@parametrize("x, kernel, stride, pads", DEPTHWISE)
 def test_depthwise(x, kernel, stride, pads, dtype):
   attributes = {"pads": pads, "strides": [stride, stride]}
   conv = own(Conv(SCALED, dtype, "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes))
@@ -109,16 +109,16 @@ ANY_DEPTHWISE = [
 ]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("x", "multiplier", "kernel", "attributes"), ANY_DEPTHWISE)
+@parametrize("dtype", FLOATS)
+@parametrize("x, multiplier, kernel, attributes", ANY_DEPTHWISE)
 def test_any_depthwise(x, multiplier, kernel, attributes, dtype):
   conv = own(Conv(SCALED, dtype, "NHWC", x, x[1] * multiplier, kernel, x[1], attributes=attributes))
   conv.run()
   replace(conv, program=SEVERAL, constant=False).run()
 
 
-@pytest.mark.parametrize(
-  ("x", "kernel", "stride"),
+@parametrize(
+  "x, kernel, stride",
   [
     ((8, 32, 112, 112), 3, 1),
     ((8, 144, 56, 56), 3, 1),
@@ -146,9 +146,9 @@ STEMS = [
 ]
 
 
-@pytest.mark.parametrize("image", ["NHWC", "NCHW"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("x", "filters", "kernel", "stride", "pads"), STEMS)
+@parametrize("image", ["NHWC", "NCHW"])
+@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("x, filters, kernel, stride, pads", STEMS)
 def test_stems(x, filters, kernel, stride, pads, dtype, image):
   attributes = {"pads": pads, "strides": [stride, stride], "input_layout": image}
   conv = Conv(SCALED, dtype, "NHWC", x, filters, (kernel, kernel), attributes=attributes)
@@ -170,7 +170,7 @@ def test_infinite_pixels_stay_where_they_are():
     check_infinite(own(conv), "x", int(np.prod(conv.x)) // 2, np.inf)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@parametrize("dtype", FLOATS)
 def test_maxima_of_nan(dtype):
   stem = {"pads": [3] * 4, "strides": [2, 2]}
   for conv in (
@@ -181,9 +181,9 @@ def test_maxima_of_nan(dtype):
     check_maxima_of_nan(own(conv))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(
-  ("batch", "channels", "filters"),
+@parametrize("dtype", FLOATS)
+@parametrize(
+  "batch, channels, filters",
   [(1, 24, 96), (3, 130, 77), (8, 960, 240), (5, 33, 10), (13, 8, 32), (64, 1152, 48), (2, 4608, 33), (1, 1, 1)],
 )
 def test_vectors(batch, channels, filters, dtype):

@@ -8,6 +8,7 @@ import pytest
 from conv_cases import GROUPED, ONE_SIDED
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
 from node_cases import UNIT_ROUNDOFF, typed
+from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import before_nan, host, make, run
@@ -22,32 +23,41 @@ from gpu.sessions import (
   trial,
   variants,
 )
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
 
 LARGE_CASES = tuple(
-    Case(f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry, typed(RELU, dtype),
-         transposed=transposed, layout=layout, attributes=attributes)
-    for name, geometry in {
-        "3x3": Geometry(8, 64, (28, 28), 64, (3, 3), pads=(1, 1, 1, 1)),
-        "stride 2": Geometry(8, 64, (28, 28), 128, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), rest=(1, 1)),
-        "1x1": Geometry(4, 256, (14, 14), 64, (1, 1)),
-        "few channels": Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)),
-    }.items()
-    for transposed in (False, True)
-    for layout, dtype, attributes in (
-        ("NHWC", "float16", {}), ("NHWC", "float16", {"weight_dtype": "float"}), ("NHWC", "bfloat16", {}),
-        ("NCHW", "float", {}), ("NCHW", "float16", {}),
-    )
-)  # fmt: skip
+  Case(
+    f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}",
+    geometry,
+    typed(RELU, dtype),
+    transposed=transposed,
+    layout=layout,
+    attributes=attributes,
+  )
+  for name, geometry in {
+    "3x3": Geometry(8, 64, (28, 28), 64, (3, 3), pads=(1, 1, 1, 1)),
+    "stride 2": Geometry(8, 64, (28, 28), 128, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), rest=(1, 1)),
+    "1x1": Geometry(4, 256, (14, 14), 64, (1, 1)),
+    "few channels": Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)),
+  }.items()
+  for transposed in (False, True)
+  for layout, dtype, attributes in (
+    ("NHWC", "float16", {}),
+    ("NHWC", "float16", {"weight_dtype": "float"}),
+    ("NHWC", "bfloat16", {}),
+    ("NCHW", "float", {}),
+    ("NCHW", "float16", {}),
+  )
+)
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: f"{case.name} {case.attributes}")
+@parametrize("case", LARGE_CASES, ids=lambda case: f"{case.name} {case.attributes}")
 def test_large_tensors(case):
   check(case, run(make(case.model()), case))
 
@@ -64,24 +74,24 @@ CHOSEN = (
 chosen = {case.name: case for case in LARGE_CASES if not case.attributes} | by_name
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(name):
   check_repeats(chosen[name], 30)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   case = chosen[name]
   check_graph(case.model(), permuted(case, check))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(name):
   case = chosen[name]
   check_addresses(case, lambda found: check(case, found), [([1], [0]), ([0], [1]), ([3], [2])])
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@parametrize("transposed", [False, True])
 def test_shapes_may_change_from_run_to_run(transposed):
   some = GEOMETRIES["strided with a rest"]
   text = typed(RELU, "float")
@@ -130,7 +140,7 @@ OFFERED = (
 )
 
 
-@pytest.mark.parametrize("case", OFFERED)
+@parametrize("case", OFFERED)
 def test_every_algorithm(capfd, case):
   """What --tune is offered computes the same, but for what plans round on the way, and is what it says."""
   found = variants(case)
@@ -147,11 +157,11 @@ def test_every_algorithm(capfd, case):
   assert "(ConvGrad)" not in capfd.readouterr().err, "a warning of an algorithm that is not used"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("groups", ["one", "two", "channels"])
-@pytest.mark.parametrize("number", range(len(ONE_SIDED)))
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("transposed", [False, True])
+@parametrize("groups", ["one", "two", "channels"])
+@parametrize("number", range(len(ONE_SIDED)))
 def test_pads_of_one_side(number, groups, transposed, layout, dtype):
   """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
   (batch, channels, *size), filters, kernel, strides, pads = ONE_SIDED[number]
@@ -165,10 +175,10 @@ def test_pads_of_one_side(number, groups, transposed, layout, dtype):
   check_all(({}, *variants(case)), attempt)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("number", range(len(GROUPED)))
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("transposed", [False, True])
+@parametrize("number", range(len(GROUPED)))
 def test_groups_end_with_the_tensor(number, transposed, layout, dtype):
   """By every algorithm: cuDNN 9.19 has engines of convolutions that multiply by 0 what lies behind."""
   (batch, channels, *size), filters, kernel, group = GROUPED[number]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conv_grad_cases import BARE, RELU, SCALED, SIGMOID, Case, Geometry, check
 from node_cases import typed
+from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import host, make, run
@@ -47,23 +48,24 @@ def own(case):
   return replace(case, attributes={**case.attributes, "weight_algorithm": "own"})
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("name", GEOMETRIES)
+@parametrize("dtype", FLOATS)
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("name", GEOMETRIES)
 def test_equals_the_reference(capfd, name, layout, dtype):
   number = list(GEOMETRIES).index(name)
   for transposed in (False, True):
     text = typed((RELU, BARE)[(number + transposed) % 2], dtype)
     wanted = ("dX dW dB", "dW dB", "dW", "dW dB dZ")[number % 4]
-    case = Case(f"{name}, {transposed}, {layout}, {dtype}", GEOMETRIES[name], text, wanted,
-                transposed=transposed, layout=layout)  # fmt: skip
+    case = Case(
+      f"{name}, {transposed}, {layout}, {dtype}", GEOMETRIES[name], text, wanted, transposed=transposed, layout=layout
+    )
     check(case, run(make(own(case).model()), own(case)))
   assert "no kernel of ours" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("weights", ["float16", "bfloat16", "float", "double"])
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("text", [RELU, SCALED, SIGMOID])
+@parametrize("weights", ["float16", "bfloat16", "float", "double"])
+@parametrize("dtype", FLOATS)
+@parametrize("text", [RELU, SCALED, SIGMOID])
 def test_programs_and_weights_in_another_dtype(text, dtype, weights):
   extra = {"s": (1, 1)} if text == SCALED else {}
   case = own(Case(f"{text}, {dtype}, {weights}", Geometry(3, 6, (9, 10), 10, (3, 3), pads=(1, 1, 1, 1)),
@@ -87,8 +89,8 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("name", DATA)
+@parametrize("transposed", [False, True])
+@parametrize("name", DATA)
 def test_data_gradients(capfd, name, transposed):
   case = Case(f"{name}, {transposed}", DATA[name], typed(RELU, "float"), "dX", "W", transposed,
               attributes={"data_algorithm": "own"})  # fmt: skip
@@ -125,15 +127,14 @@ def test_a_missing_plan_is_said(capfd):
   assert said.count("node 'gradient' (ConvGrad): the plan 'engine=9999' is not used, but auto: ") == 1
 
 
-@pytest.mark.parametrize("name", ["digits", "middle", "small images", "strided", "1x1"])
-@pytest.mark.parametrize("dtype", ["float", "float16"])
+@parametrize("name", ["digits", "middle", "small images", "strided", "1x1"])
+@parametrize("dtype", ["float", "float16"])
 def test_runs_are_bit_identical(name, dtype):
-  case = own(Case(f"{name}, {dtype}", GEOMETRIES[name], typed(RELU, dtype), "dX dW dB"))
-  check_repeats(case, 10)
+  check_repeats(own(Case(f"{name}, {dtype}", GEOMETRIES[name], typed(RELU, dtype), "dX dW dB")), 10)
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("batch", [0, 1, 3])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("batch", [0, 1, 3])
 def test_the_batch_may_change(batch, layout):
   some = GEOMETRIES["one image"]
   session = make(own(Case("dynamic", some, typed(RELU, "float"), layout=layout)).model([None] * 4))
@@ -142,8 +143,8 @@ def test_the_batch_may_change(batch, layout):
     check(case, run(session, case))
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("where", ["X", "dz"])
+@parametrize("value", [np.inf, -np.inf, np.nan])
+@parametrize("where", ["X", "dz"])
 def test_infinite_elements_stay_where_they_are(where, value):
   """No partial strip, tile or channel lets one pass: the same gradients as in the reference are not finite."""
   for size in ((17, 13), (14, 14), (9, 30)):

@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import pytest
 from conv_cases import BESIDE, GROUPED
 from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name
 from conv_transpose_cases import check as check_exactly
 from node_cases import typed
+from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import before_nan, cupy, host, make, run, run_bound
@@ -36,33 +36,39 @@ LARGE_CASES = tuple(
 )
 SHUFFLE = {"algorithm": "shuffle"}
 SHUFFLES = tuple(
-    Case(f"shuffle: {name}, {dtype}", typed(text, dtype), x, w, operands, "NHWC", {**SHUFFLE, **attributes})
-    for name, text, x, w, operands, attributes in (
-        ("no program", BARE, (2, 16, 5, 7), (16, 8, 2, 2), (), {"strides": [2, 2]}),
-        ("gaps", BIAS_RELU, (2, 16, 5, 7), (16, 24, 1, 1), ((24, 1, 1),),
-         {"strides": [2, 3], "output_padding": [1, 2], "dilations": [3, 3]}),
-        ("odd channels", BIAS_RELU, (3, 10, 4, 5), (10, 6, 1, 3), ((6, 1, 1),), {"strides": [2, 4]}),
-        ("one channel", BIAS_RELU, (3, 5, 4, 5), (5, 1, 2, 2), ((1, 1, 1),), {"strides": [2, 2]}),
-        ("pads", BIAS_RELU, (2, 16, 6, 5), (16, 8, 3, 3), ((8, 1, 1),), {"strides": [3, 4], "pads": [1, 2, 3, 4]}),
-        ("residual", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((8, 1, 1), None), {"strides": [2, 2]}),
-        ("of each image", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((2, 1, 1, 10), (12, 1)), {"strides": [2, 2]}),
-    )
-    for dtype in ("float16", "bfloat16", "float")
-)  # fmt: skip
+  Case(f"shuffle: {name}, {dtype}", typed(text, dtype), x, w, operands, "NHWC", {**SHUFFLE, **attributes})
+  for name, text, x, w, operands, attributes in (
+    ("no program", BARE, (2, 16, 5, 7), (16, 8, 2, 2), (), {"strides": [2, 2]}),
+    (
+      "gaps",
+      BIAS_RELU,
+      (2, 16, 5, 7),
+      (16, 24, 1, 1),
+      ((24, 1, 1),),
+      {"strides": [2, 3], "output_padding": [1, 2], "dilations": [3, 3]},
+    ),
+    ("odd channels", BIAS_RELU, (3, 10, 4, 5), (10, 6, 1, 3), ((6, 1, 1),), {"strides": [2, 4]}),
+    ("one channel", BIAS_RELU, (3, 5, 4, 5), (5, 1, 2, 2), ((1, 1, 1),), {"strides": [2, 2]}),
+    ("pads", BIAS_RELU, (2, 16, 6, 5), (16, 8, 3, 3), ((8, 1, 1),), {"strides": [3, 4], "pads": [1, 2, 3, 4]}),
+    ("residual", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((8, 1, 1), None), {"strides": [2, 2]}),
+    ("of each image", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((2, 1, 1, 10), (12, 1)), {"strides": [2, 2]}),
+  )
+  for dtype in ("float16", "bfloat16", "float")
+)
 chosen = {case.name: case for case in LARGE_CASES} | by_name
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("case", LARGE_CASES)
+@parametrize("case", LARGE_CASES)
 def test_large_tensors(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("case", SHUFFLES)
+@parametrize("case", SHUFFLES)
 def test_pixel_shuffles(capfd, case):
   """A matrix product, and pixels put in their places; nothing is said, so this is how it was done."""
   check(case, run(make(case.model()), case))
@@ -75,7 +81,7 @@ def test_what_overlaps_is_not_shuffled(capfd):
   assert "the algorithm 'shuffle' is not used, but auto: its kernel overlaps" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["DCGAN", "split", "1x1 / 2", "kernel is stride"])
+@parametrize("name", ["DCGAN", "split", "1x1 / 2", "kernel is stride"])
 def test_every_algorithm(name):
   """What --tune is offered computes the same."""
   case = chosen[f"large: {name}, NHWC, float16"]
@@ -102,7 +108,7 @@ ONE_PIXEL = tuple(
 )
 
 
-@pytest.mark.parametrize("case", ONE_PIXEL, ids=lambda case: f"{case.name}, {case.text}")
+@parametrize("case", ONE_PIXEL, ids=lambda case: f"{case.name}, {case.text}")
 def test_images_of_one_pixel(case):
   """By every algorithm: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
   for each in variants(case):
@@ -110,9 +116,9 @@ def test_images_of_one_pixel(case):
     check(case, run(make(tuned.model()), case))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("name", BESIDE)
+@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("name", BESIDE)
 def test_the_value_beside_another_result(name, layout, dtype):
   """By every algorithm: cuDNN 9.19 has an engine of convolutions that leaves the value in float32 unwritten."""
   cases = [
@@ -129,9 +135,9 @@ def test_the_value_beside_another_result(name, layout, dtype):
   )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("number", range(len(GROUPED)))
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("number", range(len(GROUPED)))
 def test_groups_end_with_the_tensor(number, layout, dtype):
   """By every algorithm: cuDNN 9.19 has engines of convolutions that multiply by 0 what lies behind."""
   x, filters, kernel, group = GROUPED[number]
@@ -156,7 +162,7 @@ CHOSEN = (
 )
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(name):
   """Whatever stood in the output's memory before: nothing of it is read."""
   # Freed into the pool at once.
@@ -174,19 +180,19 @@ def test_the_output_is_not_read():
   check(case, [cupy.asnumpy(output)])
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   case = chosen[name]
   check_graph(case.model(), permuted(case, check))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(name):
   case = chosen[name]
   check_addresses(case, lambda found: check(case, found), [([1], [3])])
 
 
-@pytest.mark.parametrize("name", ["strided", "output_padding", "SAME_UPPER", "asymmetric pads"])
+@parametrize("name", ["strided", "output_padding", "SAME_UPPER", "asymmetric pads"])
 def test_shapes_may_change_from_run_to_run(name):
   x, w, attributes = GEOMETRIES[name]
   first = Case("first", typed(BIAS_RELU, "float"), x, w, ((w[1], 1, 1),), "NCHW", attributes)

@@ -13,7 +13,7 @@ from fuzz.judge import optimize
 from fuzz.providers import Cuda
 from node_cases import identity_model
 from onnx import TensorProto, helper
-from onnx_models import built, parsed
+from onnx_models import built, parametrize, parsed
 
 import ortplugin
 from gpu.device import cupy
@@ -84,7 +84,7 @@ def test_cuda_comes_first_by_default():
   assert ortplugin.session(norm_model(), ["cpu"]).get_providers() == ["CPUExecutionProvider"]
 
 
-@pytest.mark.parametrize("dtype", NAMES)
+@parametrize("dtype", NAMES)
 def test_cupy_arrays_in_and_out(rng, dtype):
   arrays = feeds(rng, 5, dtype)
   result = ortplugin.run(ortplugin.session(norm_model(dtype), ["cuda"]), arrays)
@@ -139,7 +139,7 @@ def test_chosen_outputs_and_empty_rows(rng):
   assert ortplugin.run(session, feeds(rng, 0))["y"].shape == (0, 64)
 
 
-@pytest.mark.parametrize("kind", ["FLOAT", "FLOAT16", "DOUBLE", "INT64", "INT32", "BOOL"])
+@parametrize("kind", ["FLOAT", "FLOAT16", "DOUBLE", "INT64", "INT32", "BOOL"])
 def test_dtypes_go_through(kind):
   number = TensorProto.DataType.Value(kind)
   x = cupy.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
@@ -172,7 +172,7 @@ def test_torch_tensors_by_dlpack(rng):
 # ---- CUDA graphs
 
 
-@pytest.mark.parametrize("dtype", NAMES)
+@parametrize("dtype", NAMES)
 def test_replay_equals_a_plain_run(rng, dtype):
   plain = ortplugin.session(norm_model(dtype), ["cuda"])
   graph = ortplugin.session(norm_model(dtype), ["cuda"], cuda_graph=True)
@@ -256,7 +256,7 @@ def test_models_are_verified_on_cuda(tmp_path, capsys):
 
 # What LpPool reads is read on the host, as CUDA has no kernel for it; Reshape's shape always is.
 ON_THE_HOST = """<ir_version: 8, opset_import: ["": 17]>
-g (float[1,1,1,1] x, float[1,1,1] a) => (float[1,1,1,1] c) { b = LpPool<kernel_shape = [1, 1]>(x) c = Mul(b, a) }"""
+g (float[1,1,1,1] x, float[1,1,1] a) => (float[1,1,1,1] c) { b = LpPool<kernel_shape=[1,1]>(x) c = Mul(b, a) }"""
 SHAPED = """<ir_version: 8, opset_import: ["": 17]>
 g (float[2,6] x, int64[2] shape, float[1] a) => (float[n,m] y) { v = Reshape(x, shape) y = Add(v, a) }"""
 

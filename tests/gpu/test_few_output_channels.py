@@ -3,9 +3,9 @@ layouts of the result and all kinds of programs; infinite pixels reach no result
 
 from dataclasses import replace
 
-import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
 from node_cases import typed
+from onnx_models import parametrize
 
 from gpu.device import make, run
 from gpu.sessions import check_graph, permuted
@@ -53,9 +53,9 @@ def case_of(number, dtype, text, operands, first=False):
 NOT_TAKEN = "the algorithm 'own' is not used"  # what the library then says
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["NHWC", "NCHW"])
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("number", range(len(SHAPES)))
+@parametrize("first", [False, True], ids=["NHWC", "NCHW"])
+@parametrize("dtype", FLOATS)
+@parametrize("number", range(len(SHAPES)))
 def test_equals_the_reference(capfd, number, dtype, first):
   filters, batch = SHAPES[number][1], SHAPES[number][0][0]
   for text, operands in (
@@ -69,7 +69,7 @@ def test_equals_the_reference(capfd, number, dtype, first):
   assert NOT_TAKEN not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("attributes", [{"group": 2}, {"dilations": [2, 1]}, {"strides": [5, 5]}])
+@parametrize("attributes", [{"group": 2}, {"dilations": [2, 1]}, {"strides": [5, 5]}])
 def test_others_are_not_taken(capfd, attributes):
   case = case_of(2, "float16", BARE, ())
   case = replace(case, attributes={**case.attributes, "output_padding": [0, 0], **attributes})
@@ -77,22 +77,21 @@ def test_others_are_not_taken(capfd, attributes):
   assert NOT_TAKEN in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["NHWC", "NCHW"])
-@pytest.mark.parametrize("number", [0, 2, 3, 5])
-@pytest.mark.parametrize("dtype", FLOATS)
+@parametrize("first", [False, True], ids=["NHWC", "NCHW"])
+@parametrize("number", [0, 2, 3, 5])
+@parametrize("dtype", FLOATS)
 def test_infinite_pixels_stay_where_they_are(number, dtype, first):
-  case = replace(case_of(number, dtype, BARE, (), first), constant_weights=False)
-  check_infinite_pixels(case)
+  check_infinite_pixels(replace(case_of(number, dtype, BARE, (), first), constant_weights=False))
 
 
-@pytest.mark.parametrize("number", [0, 2])
-@pytest.mark.parametrize("dtype", FLOATS)
+@parametrize("number", [0, 2])
+@parametrize("dtype", FLOATS)
 def test_maxima_of_nan(number, dtype):
   check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
-@pytest.mark.parametrize("name", ["own", "fused", "split"])
-@pytest.mark.parametrize("number", [0, 3, 6])
+@parametrize("name", ["own", "fused", "split"])
+@parametrize("number", [0, 3, 6])
 def test_tensors_may_start_anywhere(number, name):
   """Also where the result is turned after cuDNN."""
   filters = SHAPES[number][1]
@@ -101,7 +100,7 @@ def test_tensors_may_start_anywhere(number, name):
   check_anywhere(case, split=True)
 
 
-@pytest.mark.parametrize("number", [0, 3, 8])
+@parametrize("number", [0, 3, 8])
 def test_a_cuda_graph_gives_the_same_bits(number):
   case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),), True)
   check_graph(case.model(), permuted(case))

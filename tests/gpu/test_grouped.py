@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import before_nan, cupy, host, make, same_bits
@@ -60,8 +61,8 @@ def case(number, program, dtype="float16"):
   return own(Conv(program, dtype, "NHWC", x, groups * filters, kernel, groups, attributes={**attributes, **tf32}))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("number", range(len(CASES)))
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("number", range(len(CASES)))
 def test_equals_the_reference(capfd, number, dtype):
   programs = (BARE, RELU, RESIDUAL, SCALED, SEVERAL, WIDENED, SPLIT)
   for turn, program in enumerate(programs[number % 3 :: 3]):
@@ -69,19 +70,19 @@ def test_equals_the_reference(capfd, number, dtype):
   assert NOT_TAKEN not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("number", [0, 2, 6, 7, 8, 9, 11, 12, 18, 20, 24, 25])
+@parametrize("value", [np.inf, -np.inf, np.nan])
+@parametrize("number", [0, 2, 6, 7, 8, 9, 11, 12, 18, 20, 24, 25])
 def test_infinite_elements_stay_where_they_are(number, value):
   check_infinite_everywhere(replace(case(number, BARE), constant=False), value)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("number", [0, 9, 18, 24])
+@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("number", [0, 9, 18, 24])
 def test_maxima_of_nan(number, dtype):
   check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
-@pytest.mark.parametrize("number", [0, 2, 6, 8, 12, 20, 25])
+@parametrize("number", [0, 2, 6, 8, 12, 20, 25])
 def test_groups_end_with_the_tensor(number):
   """What lies behind X is not read."""
   given = case(number, RELU)
@@ -90,17 +91,17 @@ def test_groups_end_with_the_tensor(number):
   given.check(arrays, host(ortplugin.run(make(given.model(arrays)), feeds | {"x": before_nan(arrays["x"])})))
 
 
-@pytest.mark.parametrize("number", [0, 9, 11])
+@parametrize("number", [0, 9, 11])
 def test_tensors_may_start_anywhere(number):
   check_offsets(replace(case(number, BARE), constant=False))
 
 
-@pytest.mark.parametrize("number", [0, 9, 18, 20])
+@parametrize("number", [0, 9, 18, 20])
 def test_runs_are_bit_identical(number):
   check_same_bits(case(number, RELU))
 
 
-@pytest.mark.parametrize("number", [0, 1, 9])
+@parametrize("number", [0, 1, 9])
 def test_it_is_taken_where_cudnn_has_no_kernel(number):
   """`auto` gives the bits of `own`."""
   given = case(number, RELU)

@@ -2,10 +2,9 @@
 none, and what the kernels of a library read has been written, though they may not wait for it."""
 
 import numpy as np
-import pytest
 from node_cases import OPSET
 from onnx import helper
-from onnx_models import built
+from onnx_models import built, parametrize
 
 import ortplugin
 from gpu.cuda_graph import AT_EXIT, AT_LAUNCH, captured, our_kernels
@@ -54,8 +53,8 @@ def _feeds(batch, side, channels, filters, count):
   ]
 
 
-@pytest.mark.parametrize("before", [(SLOW,), (SLOW, QUICK), (SLOW, QUICK, QUICK)], ids=["one", "two", "three"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@parametrize("before", [(SLOW,), (SLOW, QUICK), (SLOW, QUICK, QUICK)], ids=["one", "two", "three"])
+@parametrize("shape", SHAPES, ids=str)
 def test_a_library_reads_what_was_written(shape, before):
   """Replays of one graph on one input after the other: what begins early reads what the last replay left."""
   model, feeds = _model(*shape, before), _feeds(*shape, 3)
@@ -66,8 +65,8 @@ def test_a_library_reads_what_was_written(shape, before):
       assert same_bits(host(ortplugin.run(graph, each)), outputs)
 
 
-@pytest.mark.parametrize("allocates", [False, True], ids=["", "allocates"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@parametrize("allocates", [False, True], ids=["", "allocates"])
+@parametrize("shape", SHAPES, ids=str)
 def test_programmatic_edges_join_kernels_of_ours(shape, allocates):
   """`allocates`: no edge can be removed from a graph that allocates memory, as some operators of ORT's do."""
   stream = cupy.cuda.Stream(non_blocking=True)

@@ -10,6 +10,7 @@ import pytest
 from layer_norm_cases import ADD, AFFINE, BARE, CASES, LARGE_CASES, RESIDUAL, Case, by_name, check, expect, model_of
 from node_cases import typed
 from onnx import helper
+from onnx_models import parametrize
 from threads import in_threads
 
 import ortplugin
@@ -56,12 +57,12 @@ CHOSEN = (
 # ---- parity
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(name):
   """Whatever ran between them, in whatever memory, in another session too."""
   other = by_name["width 768, float16"]
@@ -98,7 +99,7 @@ INCOMPLETE = {  # declared, given
 }
 
 
-@pytest.mark.parametrize("name", INCOMPLETE)
+@parametrize("name", INCOMPLETE)
 def test_declared_shapes_need_not_be_complete(name):
   declared, given = INCOMPLETE[name]
   case = Case(name, typed(RESIDUAL, "float"), tuple(given))
@@ -118,8 +119,8 @@ def test_images_in_an_order_may_be_of_any_number():
 # ---- addresses
 
 
-@pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("which", ["inputs", "outputs", "inputs and outputs"])
+@parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(name, which):
   case = by_name[name]
   expected, odd = expect(case), range(1, 10)
@@ -139,7 +140,7 @@ def test_one_input_of_many_may_start_anywhere():
 # ---- streams and graphs
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   check_replays(by_name[name], 4)
 
@@ -163,7 +164,6 @@ def test_new_shapes_under_capture_are_refused():
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(RESIDUAL, "float16")
 
   def trial_of(number):
@@ -193,9 +193,9 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@parametrize("ending", ENDINGS)
 def test_a_process_ends_in_any_order(ending):
-  code = f"""
+  done = python(f"""
 import gc, threading, ortplugin
 from gpu.test_layer_norm import by_name, check, make, run
 case = by_name["awkward, float"]
@@ -203,8 +203,7 @@ session = make(case.model())
 check(case, run(session, case))
 {ENDINGS[ending]}
 print("the end", flush=True)
-"""
-  done = python(code)
+""")
   assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
 
 
@@ -290,8 +289,8 @@ print("the CPU still runs")
 # ---- wrong and large
 
 
-@pytest.mark.parametrize(
-  ("text", "shapes", "words"),
+@parametrize(
+  "text, shapes, words",
   [
     (BARE.replace("(x)", "<axis=2>(x)"), ((2, 3),), r"axis 2 is out of range for the shape \[2, 3\]"),
     (AFFINE, ((2, 3), (4,), (3,)), r"input 1 \('gamma'\): the shape \[4\] does not broadcast to \[2, 3\]"),
@@ -344,7 +343,7 @@ def test_out_of_memory_is_a_status():
     check(case(16), run(session, case(16)))
 
 
-@pytest.mark.parametrize("width", [2056, 4096, 5140, 5142, 20480])
+@parametrize("width", [2056, 4096, 5140, 5142, 20480])
 def test_results_larger_than_the_cache(width):
   """Rows are loaded ahead then, and what is read and written once is kept from the caches."""
   rows = cupy.cuda.Device().attributes["L2CacheSize"] // (2 * width) + 77
@@ -355,8 +354,7 @@ def test_results_larger_than_the_cache(width):
   wide = [x, c % 7 / 8, r, (c % 61 + 1) / 32, c % 5 / 4]
   x, b, r, gamma, beta = arrays = [array.astype(np.float16) for array in wide]
   y, s = results = [cupy.zeros((rows, width), np.float16) for _ in range(2)]
-  session = make(case.model())
-  run_bound(session, arrays, results)
+  run_bound(make(case.model()), arrays, results)
   total = x.astype(np.float32) + b + r
   assert bool((s == total.astype(np.float16)).all())
   wanted = total.astype(np.float64)
@@ -366,7 +364,7 @@ def test_results_larger_than_the_cache(width):
   assert float((cupy.abs(y - wanted) / (cupy.abs(wanted) + 1)).max()) < 1e-3  # half a step of float16 is 5e-4
 
 
-@pytest.mark.parametrize("width", [1031, 1032])
+@parametrize("width", [1031, 1032])
 def test_more_than_two_to_the_31_elements(width):
   """4.3 GB in and 4.3 GB out, every element checked; one operand has one element a row."""
   need_memory(20)

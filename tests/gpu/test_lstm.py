@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from lstm_cases import CASES, TF32, Case, by_name, check
+from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import at_offset, cupy, host, make, run, run_bound
@@ -41,12 +42,12 @@ def trial(case):
   return trial_of(case, check)
 
 
-@pytest.mark.parametrize("case", [*CASES, *TF32, *LARGE], ids=lambda case: case.name)
+@parametrize("case", [*CASES, *TF32, *LARGE], ids=lambda case: case.name)
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, "float, TF32"])
+@parametrize("dtype", [*DTYPES, "float, TF32"])
 def test_a_nan_stays_in_its_sequence(dtype):
   case = by_name[f"a NaN, {dtype}"]
   y, *states = (each.astype(np.float32) for each in run(make(case.model()), case))
@@ -55,8 +56,8 @@ def test_a_nan_stays_in_its_sequence(dtype):
   assert not np.isnan(np.delete(states, 3, 2)).any()
 
 
-@pytest.mark.parametrize("session", ["0", "1"])
-@pytest.mark.parametrize("said", [None, 0, 1])
+@parametrize("session", ["0", "1"])
+@parametrize("said", [None, 0, 1])
 def test_tf32_only_where_it_is_allowed(session, said):
   """Off by some 2e-7 in float32, 1.8e-4 in TF32, and 5.3e-4 where its factors are cut off, not rounded."""
   case = Case("sixteen steps", "float", 16, 64, 96, outputs=1, allow_tf32=said)
@@ -77,7 +78,7 @@ def test_tensors_may_start_anywhere():
       check(case, [cupy.asnumpy(array) for array in outputs])
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+@parametrize("case", CHOSEN, ids=lambda case: case.name)
 def test_a_cuda_graph_gives_the_same_bits(case):
   check_graph(case.model(), [trial(each) for each in others(case)])
 
@@ -87,7 +88,7 @@ def others(case):
   return [replace(case, scale=scale) for scale in (1, 0.5, 2)]
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+@parametrize("case", CHOSEN, ids=lambda case: case.name)
 def test_runs_repeat(case):
   check_repeats(case)
 

@@ -5,11 +5,11 @@ the rest."""
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from conv_cases import BESIDE
 from matmul_cases import BARE, BIAS_RELU, CASES, INSIDE, RESIDUAL_RELU, TWO, expect, made, transposed
 from matmul_cases import check as check_exactly
 from node_cases import UNIT_ROUNDOFF
+from onnx_models import parametrize
 
 from gpu.device import cupy, make, run
 from gpu.sessions import (
@@ -43,7 +43,7 @@ def check(case, found, inputs=None):
   check_exactly(case, found, expected)
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
@@ -64,14 +64,14 @@ LARGE += [transposed(case) for case in LARGE]
 large = {case.name: case for case in LARGE}
 
 
-@pytest.mark.parametrize("case", LARGE)
+@parametrize("case", LARGE)
 def test_large_tensors(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("algorithm", ["own", "fused", "split"])
-@pytest.mark.parametrize("name", INSIDE)
-@pytest.mark.parametrize("turned", [False, True])
+@parametrize("algorithm", ["own", "fused", "split"])
+@parametrize("name", INSIDE)
+@parametrize("turned", [False, True])
 def test_operands_inside_the_rows(name, turned, algorithm):
   a, n, u, v = INSIDE[name]
   case = made(f"{name}, {algorithm}", TWO, "float16", a, n, {"u": u, "v": v}, attributes={"algorithm": algorithm})
@@ -79,7 +79,7 @@ def test_operands_inside_the_rows(name, turned, algorithm):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("name", ["down, float16", "down, float16, trans_b", "few tokens, bfloat16, trans_b"])
+@parametrize("name", ["down, float16", "down, float16, trans_b", "few tokens, bfloat16, trans_b"])
 def test_every_algorithm(name):
   """What --tune is offered computes the same."""
   case = large[f"large: {name}"]
@@ -89,9 +89,9 @@ def test_every_algorithm(name):
     check(case, run(make(replace(case, attributes=each).model()), case))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("a", "n"), [((2, 6, 7, 5), 2), ((84, 5), 8), ((84, 6), 2), ((96, 64), 64)])
-@pytest.mark.parametrize("name", BESIDE)
+@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("a, n", [((2, 6, 7, 5), 2), ((84, 5), 8), ((84, 6), 2), ((96, 64), 64)])
+@parametrize("name", BESIDE)
 def test_the_value_beside_another_result(name, a, n, dtype):
   """By every algorithm: cuDNN 9.19 has an engine that leaves the value in float32 unwritten."""
   case = transposed(made(f"{name}, {a}, {n}, {dtype}", BESIDE[name], dtype, a, n, constant=True))
@@ -112,7 +112,7 @@ CHOSEN = [
   replace(large["large: down, float, trans_b"], attributes=TF32),
   made("apart", TWO, "float16", *INSIDE["five axes"][:2], dict(zip("uv", INSIDE["five axes"][2:], strict=True))),
 ]
-chosen = pytest.mark.parametrize("case", CHOSEN)
+chosen = parametrize("case", CHOSEN)
 
 
 @chosen
@@ -175,8 +175,8 @@ def error_of(case, inputs, **provider):
   return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("session", ["0", "1"])
-@pytest.mark.parametrize("said", [None, 0, 1])
+@parametrize("session", ["0", "1"])
+@parametrize("said", [None, 0, 1])
 def test_tf32_only_where_it_is_allowed(session, said):
   """Sums of 768 products in float32 are off by some 1e-7, of TF32 by some 1e-4."""
   attributes = {} if said is None else {"allow_tf32": said}
@@ -191,14 +191,14 @@ def to_tf32(array):
 
 
 # Rows, K, N: few of each; of gemm each kind of tile; what fills none.
-@pytest.mark.parametrize(
-  ("m", "k", "n"),
+@parametrize(
+  "m, k, n",
   [
     (100, 12, 9), (16, 768, 3072), (128, 3072, 768), (256, 200, 1002), (1024, 768, 2304), (1576, 768, 2304),
     (1576, 3072, 768), (12608, 768, 768), (25088, 768, 2304),
   ],
 )  # fmt: skip
-@pytest.mark.parametrize("text", [BARE, GELU, RESIDUAL_RELU], ids=["bare", "gelu", "residual"])
+@parametrize("text", [BARE, GELU, RESIDUAL_RELU], ids=["bare", "gelu", "residual"])
 def test_factors_are_rounded_to_the_nearest(hopper, capfd, text, m, k, n):
   """By our engine; cut off they would make results smaller by some 1e-3."""
   case = transposed(made(f"tf32 {m} {k} {n}", text, "float", (m, k), n, constant=True, attributes=TF32))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from onnx_models import nodes_of
 
 import ortplugin
 from gpu.device import cupy
@@ -17,9 +18,9 @@ def test_a_transformer(name):
   is_base = name.startswith("BERT")
   model = build_bert_base(np.float16) if is_base else build_bert(MINILM, random_weights(0), np.float32)
   optimized, _ = ortplugin.optimize(model)
-  fused = [node for node in optimized.graph.node if node.op_type == "FusedLayerNorm"]
+  fused = nodes_of(optimized, "FusedLayerNorm")
   assert len(fused) == (BertConfig() if is_base else MINILM).norms
-  assert not [node for node in optimized.graph.node if node.op_type == "LayerNormalization"]
+  assert not nodes_of(optimized, "LayerNormalization")
 
   rng = np.random.default_rng(0)
   shape = (4, 64)
@@ -45,5 +46,4 @@ def test_a_transformer(name):
 
 def run(model, feeds):
   """The outputs on the CUDA provider, without a graph."""
-  session = ortplugin.session(model.SerializeToString(), providers=["cuda"])
-  return ortplugin.run(session, feeds)
+  return ortplugin.run(ortplugin.session(model.SerializeToString(), providers=["cuda"]), feeds)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx_models import parametrize
 
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
 from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_offsets, check_same_bits, own
@@ -12,13 +13,7 @@ from gpu.transposed import MAXIMA
 
 FLOATS = ["float16", "bfloat16"]
 # x, filters: pixels that are no vectors, one of them, less and more than a thread's of all blocks.
-FEW = [
-  ((3, 8, 7, 9), 8),
-  ((2, 16, 12, 10), 5),
-  ((1, 1, 1), 16),
-  ((8, 8, 196, 196), 8),
-  ((2, 3, 4, 5, 6), 7),
-]
+FEW = [((3, 8, 7, 9), 8), ((2, 16, 12, 10), 5), ((1, 1, 1), 16), ((8, 8, 196, 196), 8), ((2, 3, 4, 5, 6), 7)]
 # Less than a tile; tiles of 64 and 128 pixels and filters; what none of them divides; all K steps.
 MANY = [
   ((1, 2, 8), 40),
@@ -43,21 +38,21 @@ def check(x, filters, dtype):
     replace(conv, program=program, constant=number % 2 == 1).run()
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, "float"])
-@pytest.mark.parametrize(("x", "filters"), FEW)
+@parametrize("dtype", [*FLOATS, "float"])
+@parametrize("x, filters", FEW)
 def test_few_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("x", "filters"), MANY)
+@parametrize("dtype", FLOATS)
+@parametrize("x, filters", MANY)
 def test_many_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("x", "filters"), [FEW[0], FEW[1], MANY[1], MANY[2]])
+@parametrize("x, filters", [FEW[0], FEW[1], MANY[1], MANY[2]])
 def test_infinite_elements_and_addresses(library, x, filters):
   conv = conv_of(x, filters, "float16", constant=False)
   for value in (np.inf, np.nan):

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from node_cases import bits, typed
+from onnx_models import parametrize
 from pointwise_cases import (
   CASES,
   CHAIN,
@@ -61,7 +62,7 @@ CHOSEN = (
 # ---- parity
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
@@ -76,13 +77,22 @@ BROADCASTS = {
   "outer": lambda n, m, k: ((n, 1, 1), (m, 1), (k,)),
   "ends": lambda n, m, k: ((n, m, k), (n, 1, k), (n, 1, 1)),
 }
-SIZES = ((1, 1, 1), (2, 3, 7), (5, 16, 64), (3, 11, 1023), (7, 13, 1024), (1, 1, 65537), (67, 61, 49), (257, 4, 2),
-         (16, 96, 520))  # fmt: skip
+SIZES = (
+  (1, 1, 1),
+  (2, 3, 7),
+  (5, 16, 64),
+  (3, 11, 1023),
+  (7, 13, 1024),
+  (1, 1, 65537),
+  (67, 61, 49),
+  (257, 4, 2),
+  (16, 96, 520),
+)
 MADD = "(T x, T a, T b) => (T y, T z) { p = Mul(x, a) y = Add(p, b) z = Sub(y, x) }"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double", "int8", "uint16", "int32", "int64"])
-@pytest.mark.parametrize("name", BROADCASTS)
+@parametrize("dtype", ["float16", "bfloat16", "float", "double", "int8", "uint16", "int32", "int64"])
+@parametrize("name", BROADCASTS)
 def test_every_broadcast_of_every_size(name, dtype):
   """One session, whose inputs' ranks are not known before they come."""
   text = typed(MADD, dtype)
@@ -92,7 +102,7 @@ def test_every_broadcast_of_every_size(name, dtype):
     check(case, run(session, case))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@parametrize("seed", range(24))
 def test_random_broadcasts(seed):
   """Up to six axes, each input without some of them, dtypes mixed."""
   rng = np.random.default_rng(seed)
@@ -119,7 +129,7 @@ def test_random_broadcasts(seed):
     check(case, run(session, case))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(name):
   check_repeats(by_name[name])
 
@@ -135,8 +145,8 @@ def test_shapes_may_change_from_run_to_run():
 # ---- addresses, and in place
 
 
-@pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("which", ["inputs", "outputs", "inputs and outputs"])
+@parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(name, which):
   case = by_name[name]
   expected = expect(case)
@@ -150,9 +160,9 @@ def test_tensors_may_start_anywhere(name, which):
 CROSSED = "(T x, T r, T c) => (T s, T d) { t = Add(x, r) s = Mul(t, c) d = Sub(x, r) }"
 
 
-@pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("dtype", ["float16", "float", "double", "int8"])
-@pytest.mark.parametrize("shape", [(1,), (7,), (4097,), (3, 5), (211, 1023), (512, 4096)], ids=str)
+@parametrize("offset", [0, 1])
+@parametrize("dtype", ["float16", "float", "double", "int8"])
+@parametrize("shape", [(1,), (7,), (4097,), (3, 5), (211, 1023), (512, 4096)], ids=str)
 def test_results_may_take_the_place_of_inputs(shape, dtype, offset):
   """Each of two results on each of two inputs; the third input is repeated, so that rows are crossed."""
   text = typed(CROSSED, dtype)
@@ -166,19 +176,17 @@ def test_results_may_take_the_place_of_inputs(shape, dtype, offset):
 
 
 def test_swapped_inputs_are_results():
-  text = "(float x, float y) => (float y, float x) { }"
-  case = Case("swapped", text, ((1000,), (1000,)))
+  case = Case("swapped", "(float x, float y) => (float y, float x) { }", ((1000,), (1000,)))
   x, y = (cupy.asarray(array) for array in case.inputs())
-  session = make(case.model())
-  run_bound(session, [x, y], [x, y])
+  run_bound(make(case.model()), [x, y], [x, y])
   wanted = case.inputs()
   assert (cupy.asnumpy(x) == wanted[1]).all()
   assert (cupy.asnumpy(y) == wanted[0]).all()
 
 
-@pytest.mark.parametrize("cuda_graph", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "float"])
-@pytest.mark.parametrize("length", [5, 70001, 1 << 20])
+@parametrize("cuda_graph", [False, True])
+@parametrize("dtype", ["float16", "float"])
+@parametrize("length", [5, 70001, 1 << 20])
 def test_a_chain_of_nodes_may_take_over_each_others_memory(length, dtype, cuda_graph):
   model = chained(dtype, (2, length))
   session = ortplugin.session(model, ["cuda"], cuda_graph=True) if cuda_graph else make(model)
@@ -188,7 +196,7 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(length, dtype, cuda_g
 # ---- streams and graphs
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   check_replays(by_name[name])
 
@@ -212,7 +220,6 @@ def test_new_shapes_under_capture_are_refused():
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(CHAIN, "float16")
 
   def trial_of(number):
@@ -251,8 +258,8 @@ for n, h in ((1000, 1024), (2000, 512), (37, 256)):
 # ---- wrong and large
 
 
-@pytest.mark.parametrize(
-  ("text", "shapes", "words"),
+@parametrize(
+  "text, shapes, words",
   [
     (SUM_RELU, ((2, 3), (2, 4)), r"input 1 \('r'\): the shapes \[2, 4\] and \[2, 3\] do not broadcast"),
     ("(T x) => (T y) { y = LayerNormalization(x) }", ((2, 3),), "LayerNormalization, which is not pointwise"),
@@ -284,7 +291,7 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("name", HUGE)
+@parametrize("name", HUGE)
 def test_more_than_two_to_the_31_elements(name):
   """Every element is checked; whole numbers wrap."""
   shape, other = HUGE[name]
@@ -296,8 +303,7 @@ def test_more_than_two_to_the_31_elements(name):
   words[...] = cupy.arange(words.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
   x.reshape(-1)[words.size * 8 :] = 5
   b = cupy.random.randint(-100, 100, other, dtype=np.int64).astype(np.int8).reshape(other)
-  session = make(model_of(text, [None, None]))
-  run_bound(session, [x, b], [y])
+  run_bound(make(model_of(text, [None, None])), [x, b], [y])
   for index in itertools.product(*(range(size) for size in shape[:-2])):
     rows = shape[-2] if len(shape) > 1 else 1
     step = 1 << 18 if len(shape) > 1 else 1

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
 from node_cases import typed
+from onnx_models import parametrize
 
 from gpu.device import cupy, host, make, run, run_bound
 from gpu.sessions import check_graph, permuted
@@ -69,8 +70,8 @@ def case_of(number, dtype, text, operands):
   return Case(f"{x} to {filters}, {dtype}", typed(text, dtype), x, w, operands, "NHWC", more, constant)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("number", range(len(SHAPES)))
+@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("number", range(len(SHAPES)))
 def test_equals_the_reference(capfd, number, dtype):
   bias, image = (SHAPES[number][1], 1, 1), (SHAPES[number][0][0], 1, 1, 1)
   rows = case_of(number, dtype, RESIDUAL, (bias, None)).shapes[-1][1]
@@ -86,25 +87,24 @@ def test_equals_the_reference(capfd, number, dtype):
   assert NOT_TAKEN not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number", [1, 9, 10])
+@parametrize("number", [1, 9, 10])
 def test_infinite_pixels_stay_where_they_are(number):
-  case = replace(case_of(number, "float16", BARE, ()), constant_weights=False)
-  check_infinite_pixels(case)
+  check_infinite_pixels(replace(case_of(number, "float16", BARE, ()), constant_weights=False))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("number", [1, 9, 10])
+@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("number", [1, 9, 10])
 def test_maxima_of_nan(number, dtype):
   check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
-@pytest.mark.parametrize("number", [0, 6])
+@parametrize("number", [0, 6])
 def test_tensors_may_start_anywhere(number):
   case = replace(case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None)), constant_weights=False)
   check_anywhere(case)
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@parametrize("number", [0, 1])
 def test_the_residual_may_be_overwritten(number):
   case = case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None))
   session, feeds = make(case.model()), {name: cupy.asarray(array) for name, array in case.feeds().items()}
@@ -114,7 +114,7 @@ def test_the_residual_may_be_overwritten(number):
   check(case, host(dict(enumerate(outputs))))
 
 
-@pytest.mark.parametrize("number", [2, 5])
+@parametrize("number", [2, 5])
 def test_a_cuda_graph_gives_the_same_bits(number):
   case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),))
   check_graph(case.model(), permuted(case))

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 from node_cases import model_with
 from onnx import helper
+from onnx_models import parametrize
 from ort.host import make as make_on_cpu
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layout
 
 import ortplugin
 from gpu.device import at_offset, cupy, host, make, need_memory, run, run_bound, same_bits
 from gpu.sessions import check_capture, check_replays, check_threads, trial
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 
 # One of each way that the kernels can take.
 CHOSEN = (
@@ -31,14 +32,14 @@ CHOSEN = (
 )
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   (y,) = run(make(case.model()), case)
   check(case, y)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("seed", range(4))
+@parametrize("layout", ["NCHW", "NHWC"])
 def test_random_windows(layout, seed):
   """Of up to three axes, each with its own kernel, stride, dilation and pads; every channel count and batch."""
   rng = np.random.default_rng(seed)
@@ -60,8 +61,8 @@ def test_random_windows(layout, seed):
     check(case, y)
 
 
-@pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
-@pytest.mark.parametrize("mode", ["linear", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
+@parametrize("mode", ["linear", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 def test_places_are_those_of_the_cpu(coordinates, mode):
   """The same elements and the same weights, to the last bit, also where a scale's rounding decides."""
   words = {"mode": "linear"} if mode == "linear" else {"mode": "nearest", "nearest_mode": mode}
@@ -97,8 +98,8 @@ def test_an_empty_result_launches_nothing():
       check(case, y)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 12, 24, 40, 256, 264, 1000])
-@pytest.mark.parametrize("kind", ["global_average", "global_max"])
+@parametrize("channels", [1, 2, 3, 4, 12, 24, 40, 256, 264, 1000])
+@parametrize("kind", ["global_average", "global_max"])
 def test_global_pools_of_every_size(kind, channels):
   """One session, whose shapes come as they are; clusters of blocks and single ones."""
   given = frozen({"kind": kind, "layout": "NHWC"})
@@ -120,7 +121,7 @@ def test_many_runs_are_bit_identical():
     assert same_bits(run(make(case.model()), case), first), name
 
 
-@pytest.mark.parametrize("op", ["FusedPool", "FusedResize"])
+@parametrize("op", ["FusedPool", "FusedResize"])
 def test_shapes_may_change_from_run_to_run(op):
   given = {"kind": "average", "kernel_shape": [2, 2], "strides": [2, 2]} if op == "FusedPool" else {"sizes": [9, 5]}
   given = {**given, "layout": "NHWC"}
@@ -131,8 +132,8 @@ def test_shapes_may_change_from_run_to_run(op):
     check(case, y)
 
 
-@pytest.mark.parametrize("which", ["input", "output", "input and output"])
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("which", ["input", "output", "input and output"])
+@parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(name, which):
   """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes."""
   case = by_name[name]
@@ -144,7 +145,7 @@ def test_tensors_may_start_anywhere(name, which):
     check(case, cupy.asnumpy(y))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   check_replays(by_name[name])
 
@@ -167,7 +168,6 @@ def test_new_shapes_under_capture_are_refused():
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
 
   def trial_of(number):
     shape = (4, 112, 112, 24) if number % 2 else (3 + number, 17, 33, (8, 64, 7, 120)[number // 2 % 4])
@@ -179,14 +179,18 @@ def test_many_threads_run_one_session():
 HUGE = {
   "halves, NHWC": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2], "layout": "NHWC"}),
   "halves, NCHW": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2]}),
-  "twice, NHWC": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor", "layout": "NHWC",
-                                  "coordinate_transformation_mode": "asymmetric"}),
-  "twice, NCHW": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor",
-                                  "coordinate_transformation_mode": "asymmetric"}),
-}  # fmt: skip
+  "twice, NHWC": (
+    "FusedResize",
+    {"scales": [0.5, 2.0], "nearest_mode": "floor", "layout": "NHWC", "coordinate_transformation_mode": "asymmetric"},
+  ),
+  "twice, NCHW": (
+    "FusedResize",
+    {"scales": [0.5, 2.0], "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"},
+  ),
+}
 
 
-@pytest.mark.parametrize("name", HUGE)
+@parametrize("name", HUGE)
 def test_more_than_two_to_the_31_elements(name):
   """Of single bytes in NHWC with 3 channels, so that no vector makes fewer of them; the last elements show."""
   op, given = HUGE[name]

@@ -8,23 +8,13 @@ import numpy as np
 import pytest
 from node_cases import bits
 from onnx import TensorProto, helper
-from scatter_cases import (
-  CASES,
-  FLOATING,
-  INPUTS,
-  ONNX_DTYPES,
-  check,
-  check_any_order,
-  elements,
-  expect,
-  nd,
-  window,
-)
+from onnx_models import parametrize
+from scatter_cases import CASES, FLOATING, INPUTS, ONNX_DTYPES, check, check_any_order, elements, expect, nd, window
 from threads import in_threads
 
 from gpu.device import cupy, make, need_memory
 from gpu.sessions import check_graph, trial
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 
 ALGORITHMS = ("auto", "sequential", "parallel", "sorting")
 GUARD = 256  # bytes before and behind an output that nothing may write
@@ -102,7 +92,7 @@ def forms(case):
 # ---- parity
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   """In every form, whatever the tensors' shapes are declared to be."""
   expected = expect(case)
@@ -111,7 +101,7 @@ def test_equals_the_reference(case):
     check(case, run(make(one.model(unknown)), one), expected)
 
 
-@pytest.mark.parametrize("case", CASES[::3])
+@parametrize("case", CASES[::3])
 def test_equals_the_reference_in_place(case):
   expected = expect(case)
   for one in forms(case):
@@ -144,7 +134,7 @@ CHOSEN = (
 )
 
 
-@pytest.mark.parametrize("case", CHOSEN)
+@parametrize("case", CHOSEN)
 def test_a_hundred_runs_are_bit_identical(case):
   """And equal to the reference, in every form, in place and out of place."""
   inputs = case.inputs()
@@ -158,8 +148,8 @@ def test_a_hundred_runs_are_bit_identical(case):
         assert (bits(run(session, one, inputs)) == bits(first)).all()
 
 
-@pytest.mark.parametrize("case", CHOSEN)
-@pytest.mark.parametrize("offsets", [(1, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 1), (3, 1, 2, 1), (2, 2, 2, 2)])
+@parametrize("case", CHOSEN)
+@parametrize("offsets", [(1, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 1), (3, 1, 2, 1), (2, 2, 2, 2)])
 def test_tensors_may_start_anywhere(case, offsets):
   """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes."""
   inputs = case.inputs()
@@ -169,8 +159,8 @@ def test_tensors_may_start_anywhere(case, offsets):
     check(case, run(make(one.model(unknown)), one, inputs, offsets), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double"])
-@pytest.mark.parametrize("shape", [(5003,), (301, 48), (7, 3)])
+@parametrize("dtype", ["float16", "bfloat16", "float", "double"])
+@parametrize("shape", [(5003,), (301, 48), (7, 3)])
 def test_sums_in_any_order(dtype, shape):
   case = nd(f"any order {shape}", shape, (20011, 1), dtype, "mixed", "near one", reduction="add", deterministic=0)
   for algorithm in ("auto", "parallel"):
@@ -179,7 +169,7 @@ def test_sums_in_any_order(dtype, shape):
     check_any_order(case, run(make(in_place(one)), one))
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
+@parametrize("dtype", FLOATING)
 def test_unique_sums_are_those_of_the_reference(dtype):
   """Subnormal numbers too, which the GPU's atomic sum of floats takes for 0."""
   tiny = (
@@ -202,7 +192,7 @@ def test_unique_sums_are_those_of_the_reference(dtype):
 # ---- wrong values
 
 
-@pytest.mark.parametrize("case", [each for each in CHOSEN if each.op != "UpdateSlice"])
+@parametrize("case", [each for each in CHOSEN if each.op != "UpdateSlice"])
 def test_updates_out_of_range_are_left_out(case):
   data, indices, updates = case.inputs()
   limit = data.shape[case.attribute("axis", 0)]
@@ -216,8 +206,8 @@ def test_updates_out_of_range_are_left_out(case):
       check(case, run(make(model), one, [data, indices, updates]), expected)
 
 
-@pytest.mark.parametrize("start", [-11, -10, 8, 10, 11, 1 << 40, -(1 << 63), (1 << 63) - 1])
-@pytest.mark.parametrize("step", [1, -1, 3])
+@parametrize("start", [-11, -10, 8, 10, 11, 1 << 40, -(1 << 63), (1 << 63) - 1])
+@parametrize("step", [1, -1, 3])
 def test_slices_out_of_range_are_cut(start, step):
   for shape in ((10, 7), (10,), (10, 70, 80)):
     updates = (4, *shape[1:])
@@ -268,7 +258,7 @@ def test_shapes_may_change_from_run_to_run():
 GRAPHS = [case for case in CHOSEN if case.dtype in ("float", "float16")]
 
 
-@pytest.mark.parametrize("case", GRAPHS)
+@parametrize("case", GRAPHS)
 def test_a_cuda_graph_gives_the_same_bits(case):
   for one in forms(case):
     for model in (one.model(), in_place(one)):
@@ -277,7 +267,6 @@ def test_a_cuda_graph_gives_the_same_bits(case):
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
   session = make(nd("t", (1, 1), (1, 1), reduction="add").model([["n", "w"], ["k", 1], ["k", "w"]]))
 
   def work(number):
@@ -290,7 +279,7 @@ def test_many_threads_run_one_session():
   in_threads(8, work)
 
 
-@pytest.mark.parametrize("width", [1, 1021])
+@parametrize("width", [1, 1021])
 def test_more_than_two_to_the_31_elements(width):
   """Every form, at both ends of 2 GiB of bytes."""
   need_memory(40)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx_models import parametrize
 
 from gpu.device import same_bits
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv, algorithms
@@ -47,8 +48,8 @@ def case(number, program, dtype="float16"):
   return own(Conv(program, dtype, "NHWC", x, filters, kernel, attributes={**attributes, **tf32}))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("number", range(len(CASES)))
+@parametrize("dtype", ["float16", "bfloat16", "float"])
+@parametrize("number", range(len(CASES)))
 def test_equals_the_reference(capfd, number, dtype):
   programs = (BARE, RELU, SCALED, SEVERAL, WIDENED, SPLIT)
   x, filters, kernel, _ = CASES[number]
@@ -58,19 +59,19 @@ def test_equals_the_reference(capfd, number, dtype):
   assert NOT_TAKEN not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@parametrize("value", [np.inf, -np.inf, np.nan])
 def test_infinite_elements_stay_where_they_are(value):
   for number in (1, 7, 8):
     check_infinite_everywhere(replace(case(number, BARE), constant=False), value)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("number", [1, 7, 8])
+@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("number", [1, 7, 8])
 def test_maxima_of_nan(number, dtype):
   check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
-@pytest.mark.parametrize("number", [1, 7])
+@parametrize("number", [1, 7])
 def test_tensors_may_start_anywhere(number):
   check_offsets(replace(case(number, BARE), constant=False))
 

@@ -4,6 +4,7 @@ in every run, under threads and CUDA graphs, beyond 2^31 elements."""
 import numpy as np
 import pytest
 from node_cases import typed
+from onnx_models import parametrize
 from sum_to_cases import (
   BOTH,
   CASES,
@@ -44,7 +45,7 @@ CHOSEN = (
 )
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
@@ -54,8 +55,8 @@ SIZES = ((1, 1, 1), (2, 3, 7), (5, 16, 64), (3, 11, 1023), (70, 3, 8), (1, 1, 65
          (16, 196, 520), (4099, 1, 96), (2, 9001, 24))  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double", "int32", "uint64"])
-@pytest.mark.parametrize("axes", AXES)
+@parametrize("dtype", ["float16", "bfloat16", "float", "double", "int32", "uint64"])
+@parametrize("axes", AXES)
 def test_every_pattern_of_every_size(axes, dtype):
   """One session, whose inputs' ranks are not known before they come; a weight that is repeated, and two results."""
   text = f'(T x, T w) => (T y, T p) {{ p = Mul(x, w) y = SumTo<axes="{axes}", keepdims=0>(p) }}'
@@ -66,7 +67,7 @@ def test_every_pattern_of_every_size(axes, dtype):
     check(case, run(session, case))
 
 
-@pytest.mark.parametrize("seed", range(16))
+@parametrize("seed", range(16))
 def test_random_sums(seed):
   """Up to six axes, inputs without some of them, several sums over axes of their own."""
   rng = np.random.default_rng(seed)
@@ -102,8 +103,8 @@ def test_shapes_may_change_from_run_to_run():
     check(case, run(session, case))
 
 
-@pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("which", ["inputs", "outputs", "inputs and outputs"])
+@parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(name, which):
   case = by_name[name]
   expected = expect(case)
@@ -111,7 +112,7 @@ def test_tensors_may_start_anywhere(name, which):
   check_addresses(case, lambda found: check(case, found, expected), offsets, expected.outputs)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   check_replays(by_name[name])
 
@@ -127,7 +128,6 @@ def test_new_shapes_under_capture_are_refused():
 
 
 def test_many_threads_run_one_session():
-  """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(RELU_GRAD, "float")
 
   def trial_of(number):
@@ -146,7 +146,7 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("name", HUGE)
+@parametrize("name", HUGE)
 def test_more_than_two_to_the_31_elements(name):
   """Sums of whole numbers are exact."""
   axis, shape = HUGE[name]
@@ -161,8 +161,7 @@ def test_more_than_two_to_the_31_elements(name):
     )
   wanted = x.sum(int(axis), dtype=np.int32)
   y = cupy.zeros(wanted.shape, np.int32)
-  session = make(model_of(text, [None]))
-  run_bound(session, [x], [y])
+  run_bound(make(model_of(text, [None])), [x], [y])
   assert bool((y == wanted).all())
 
 

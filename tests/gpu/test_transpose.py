@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx_models import parametrize
 from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
 from gpu.device import cupy, make, need_memory, run, run_bound
@@ -47,13 +48,13 @@ def checked(case):
   return trial(case, lambda case, found: check(case, *found))
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
+@parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
 def test_equals_the_reference(case):
   (y,) = run(make(case.model()), case)
   check(case, y)
 
 
-@pytest.mark.parametrize("first", range(0, 240, 24))
+@parametrize("first", range(0, 240, 24))
 def test_random_orders_and_windows(first):
   for seed in range(first, first + 24):
     case = random_case(seed)
@@ -61,13 +62,13 @@ def test_random_orders_and_windows(first):
     check(case, y)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(name):
   case = by_name[name]
   check_addresses(case, lambda found: check(case, *found), (((i,), (j,)) for i in range(3) for j in range(3)))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   case = by_name[name]
   check_graph(case.model(), [checked(replace(case, name=f"{name}, replay {i}")) for i in range(3)])
@@ -106,8 +107,8 @@ def test_many_threads_run_one_session():
   check_threads(OPEN, lambda number: checked(sized(4, 112) if number % 2 else sized(3 + number, 50 + number)))
 
 
-@pytest.mark.parametrize(
-  ("shape", "perm"),
+@parametrize(
+  "shape, perm",
   [
     (((1 << 31) // 48 + 5, 48), (1, 0)),
     (((1 << 31) // 4800 + 5, 3, 50, 32), (0, 2, 1, 3)),

@@ -6,7 +6,7 @@ import pytest
 from conv_grad_cases import RELU, Case, Geometry, check
 from exported import DATA
 from node_cases import UNIT_ROUNDOFF, typed
-from onnx_models import parsed
+from onnx_models import nodes_of, parsed
 
 import ortplugin
 from gpu.device import cupy
@@ -21,7 +21,7 @@ ROWS, UPDATES, WIDTH = 5000, 3000, 64
 def scatter_model():
   """Rows of a matrix replaced, by the standard's operator."""
   inputs = f"float[{ROWS},{WIDTH}] data, int64[{UPDATES},1] at, float[{UPDATES},{WIDTH}] rows"
-  return parsed(f"g ({inputs}) => (float[{ROWS},{WIDTH}] y) {{ [scatter] y = ScatterND (data, at, rows) }}", 18, 10)
+  return parsed(f"g ({inputs}) => (float[{ROWS},{WIDTH}] y) {{ [scatter] y = ScatterND(data, at, rows) }}", 18, 10)
 
 
 def test_a_scatter(rng):
@@ -51,7 +51,7 @@ def conv_model(rng):
   b = rng.standard_normal(64).astype(np.float16)
   return parsed(
     """g (float16[2,64,28,28] x) => (float16[2,64,28,28] y) {
-        [conv] c = Conv <pads = [1, 1, 1, 1]> (x, w, b)  [relu] y = Relu (c) }""",
+        [conv] c = Conv <pads=[1,1,1,1]>(x, w, b)  [relu] y = Relu(c) }""",
     18,
     10,
     weights={"w": w, "b": b},
@@ -69,7 +69,7 @@ def test_a_convolution(rng):
   assert any(name.startswith("algorithm=fused:engine=") for name in names)
   assert any(name.startswith("algorithm=split:engine=") for name in names)
   assert all(entry.microseconds[name] is not None for name in names)
-  found = [node for node in tuned.graph.node if node.op_type == "FusedConv"]
+  found = nodes_of(tuned, "FusedConv")
   if entry.choice.startswith("algorithm="):
     (attribute,) = (each for each in found[0].attribute if each.name == "algorithm")
     assert f"algorithm={attribute.s.decode()}" == entry.choice
@@ -95,7 +95,7 @@ def test_a_gradient(case, capfd):
   assert sum(name.startswith("data_algorithm=") and ", " not in name for name in measured) > 1
   assert sum("weight_algorithm=" in name for name in measured) > 1
   assert len({name.partition(", ")[0] for name in beside}) <= 1
-  (found,) = [node for node in tuned.graph.node if node.op_type == "ConvGrad"] or [None]
+  (found,) = nodes_of(tuned, "ConvGrad") or [None]
   if entry.choice != tune.STANDARD:
     assert found is not None
     given = {each.name: each.s.decode() for each in found.attribute}

@@ -22,7 +22,7 @@ from ortplugin.check.judge import Judge, Question, Side
 from ortplugin.check.replays import GraphSession, compare_replays
 from ortplugin.cli import main
 from ortplugin.errors import ModelError, UsageError
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops import find
 from ortplugin.report import GRAPH, PLAIN
 from ortplugin.session import CUDA, gpu_count
@@ -46,8 +46,8 @@ def network():
   }
   return parsed(
     """g (float16[2,16,28,28] x) => (float16[2,32,28,28] y) {
-        [conv] c = Conv <pads = [1, 1, 1, 1]> (x, w, b)  [relu] r = Relu (c)  [pointwise] d = Conv (r, v)
-        [sigmoid] s = Sigmoid (d)  [mul] m = Mul (d, s)  [norm] y = LayerNormalization <axis = -1> (m, g, h) }""",
+        [conv] c = Conv <pads=[1,1,1,1]>(x, w, b)  [relu] r = Relu(c)  [pointwise] d = Conv(r, v)
+        [sigmoid] s = Sigmoid(d)  [mul] m = Mul(d, s)  [norm] y = LayerNormalization <axis=-1>(m, g, h) }""",
     18,
     10,
     weights={name: value.astype(np.float16) for name, value in tensors.items()},
@@ -226,15 +226,14 @@ def test_tuning_on_the_second(optimized, monkeypatch):
 
 def test_the_whole_of_tuning_and_verifying():
   """In a process of its own, in which nothing has touched GPU 0 before."""
-  code = """
+  done = python("""
 from gpu.test_two_gpus import network
 import ortplugin
 _, report = ortplugin.optimize(network(), tune=True, verify=True, providers=["cuda"], device_id=1)
 assert report.passed
 assert report.tuning
 print(report.verification[0].replays, "replays")
-"""
-  done = python(code)
+""")
   assert done.returncode == 0, done.stderr
   assert done.stdout.endswith("replays\n")
   assert not done.stdout.startswith("0 ")

@@ -14,7 +14,7 @@ import onnx.parser
 import pytest
 from exported import DATA
 from onnx import helper
-from onnx_models import add_weights, built
+from onnx_models import add_weights, built, parametrize
 from ort.test_keep_faster import Delay, parsed
 
 import ortplugin
@@ -38,7 +38,7 @@ g (float[64,256] x) => (float[64,256] y) <float[256,256] w> {
   a = MatMul(x, w) b = Sigmoid(a) c = MatMul(b, w) y = Softmax(c) }"""
 FORK = """<ir_version: 8, opset_import: ["": 18]>
 g (float[4] x, bool c) => (float[4] y) {
-  y = If (c) <then_branch = t () => (float[4] a) { a = Neg(x) }, else_branch = e () => (float[4] b) { b = Abs(x) }> }"""
+  y = If(c) <then_branch = t () => (float[4] a) { a = Neg(x) }, else_branch = e () => (float[4] b) { b = Abs(x) }> }"""
 HOST = """<ir_version: 8, opset_import: ["": 18]>
 g (float[4] x) => (float[1,n] y) { i = NonZero(x) y = Cast<to=1>(i) }"""
 
@@ -148,7 +148,7 @@ def test_replays_are_queued_and_give_the_same_bits(tmp_path, rng):
     assert output.max_abs_error is not None
 
 
-@pytest.mark.parametrize(("fault", "words"), [("late", "differ by"), ("bit", "other bits"), ("value", "differ by")])
+@parametrize("fault, words", [("late", "differ by"), ("bit", "other bits"), ("value", "differ by")])
 def test_planted_faults_are_found(tmp_path, rng, fault, words):
   model = chain()
   found = replayed(saved(model, tmp_path), feeds_of(model, rng), fault)
@@ -164,15 +164,14 @@ def test_a_fused_operator(tmp_path, rng):
   dims = {
     value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim] for value in optimized.graph.input
   }
-  feeds = {name: np.ones(shape, np.int64) for name, shape in dims.items()}
-  found = replayed(side, feeds)
+  found = replayed(side, {name: np.ones(shape, np.int64) for name, shape in dims.items()})
   for name in found.plain[0]:
     assert found.differing(name) == 0
   assert all(each.passed for case, plain in enumerate(found.plain) for each in compare_replays(found, case, plain))
 
 
-@pytest.mark.parametrize(
-  ("model", "feeds"),
+@parametrize(
+  "model, feeds",
   [(FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}), (many_inputs, {"x": np.ones((2, 8), np.float32)})],
   ids=["control flow", "many inputs"],
 )
@@ -241,7 +240,7 @@ def test_what_makes_it_slower_is_taken_back(monkeypatch):
   assert [(timing.mode, timing.loses) for timing in report.taken_back[0].timings] == [(GRAPH, True), (PLAIN, True)]
 
 
-@pytest.mark.parametrize("fault", ["late", "bit", "value"])
+@parametrize("fault", ["late", "bit", "value"])
 def test_a_fault_in_graphs_alone_is_a_difference(tmp_path, monkeypatch, fault):
   model = chain()
   original, optimized = saved(model, tmp_path), saved(model, tmp_path, "fast.onnx")
@@ -317,8 +316,7 @@ def test_tuning_judges_replays(monkeypatch, rng):
 
 
 def test_a_model_is_tuned_and_verified_in_graphs():
-  model = chain()
-  tuned, report = optimizer.optimize(model, tune=True, verify=True, providers=["cuda"])
+  tuned, report = optimizer.optimize(chain(), tune=True, verify=True, providers=["cuda"])
   assert report.passed
   if report.changes or report.tuned:
     (result,) = report.verification

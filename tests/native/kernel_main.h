@@ -1,5 +1,4 @@
 // The main of a test that compiles kernels for the GPU architecture that its command line names, such as sm_90.
-// VERBOSE=1 shows each variant.
 #pragma once
 
 #include <iostream>

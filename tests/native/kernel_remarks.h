@@ -1,5 +1,8 @@
 // For tests that compile kernels for the architecture that their command line names: a GPU of it, and what NVRTC's log
-// says of them.
+// says of them. They need NVRTC but no GPU, and fail where the compiler spills registers to local memory.
+//
+//   test_pool_kernels sm_90     VERBOSE=1 shows each variant
+//   test_pool_kernels NAME      the source of the case of this name for an H200, on standard output, where a test has it
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,5 @@
-// Compiles the kernels of FusedAttention for a GPU architecture, in the variants that a configuration can take, and
-// fails where the compiler uses local memory. Needs NVRTC but no GPU. Limits are tested here, too.
-//
-//   test_attention_kernels sm_90     VERBOSE=1 shows each variant
-//   test_attention_kernels NAME      the source of the case of this name for an H200, on standard output
+// The kernels of FusedAttention, in the variants that a configuration can take: no local memory. Limits are tested here,
+// too.
 
 #include <iostream>
 #include <sstream>

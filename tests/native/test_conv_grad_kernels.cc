@@ -1,7 +1,4 @@
-// Compiles the kernels of ConvGrad for a GPU architecture, and fails where the compiler spills registers to local
-// memory. Needs NVRTC but no GPU.
-//
-// DUMP=folder keeps the sources.
+// The kernels of ConvGrad: no spills. DUMP=folder keeps the sources.
 
 #include <cstdlib>
 #include <fstream>

@@ -1,5 +1,4 @@
-// Compiles our engines of FusedConv for a GPU architecture, and fails where the compiler spills registers to local
-// memory. Needs NVRTC but no GPU.
+// Our engines of FusedConv: no spills.
 
 #include <functional>
 #include <sstream>

@@ -1,5 +1,4 @@
-// Compiles the kernel for convolutions of few channels for a GPU architecture, and fails where the compiler spills
-// registers to local memory. Needs NVRTC but no GPU.
+// The kernel for convolutions of few channels: no spills.
 
 #include <sstream>
 #include <utility>

@@ -1,5 +1,4 @@
-// Compiles our grouped convolution for a GPU architecture, and fails where the compiler spills registers. Needs NVRTC
-// but no GPU.
+// Our grouped convolution: no spills.
 
 #include <iterator>
 #include <sstream>

@@ -1,7 +1,5 @@
-// Compiles the kernel of FusedLayerNorm for a GPU architecture, in each of the variants that a configuration can take,
-// and fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
+// The kernel of FusedLayerNorm, in each of the variants that a configuration can take: no spills.
 //
-//   test_layer_norm_kernels sm_90     VERBOSE=1 shows each variant
 //   test_layer_norm_kernels 768       the source for an H200 and a width, on standard output
 
 #include <cstdlib>

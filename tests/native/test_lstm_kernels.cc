@@ -1,5 +1,5 @@
-// Compiles the kernels of FusedLSTM for a GPU architecture, in the variants that nodes can take, and fails where the
-// compiler uses local memory or a launch asks for what the GPU lacks. Needs NVRTC but no GPU.
+// The kernels of FusedLSTM, in the variants that nodes can take: no local memory, and no launch asks for what the GPU
+// lacks.
 
 #include <sstream>
 

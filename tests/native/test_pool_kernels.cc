@@ -1,8 +1,4 @@
-// Compiles the kernels of FusedPool and FusedResize for a GPU architecture, in the variants that a configuration can
-// take, and fails where the compiler uses local memory. Needs NVRTC but no GPU.
-//
-//   test_pool_kernels sm_90     VERBOSE=1 shows each variant
-//   test_pool_kernels NAME      the source of the case of this name for an H200, on standard output
+// The kernels of FusedPool and FusedResize, in the variants that a configuration can take: no local memory.
 
 #include <iostream>
 #include <sstream>

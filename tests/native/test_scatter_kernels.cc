@@ -1,5 +1,4 @@
-// Compiles the kernels of the scatter operators for a GPU architecture, in each form and for every dtype and reduction,
-// and fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
+// The kernels of the scatter operators, in each form and for every dtype and reduction: no spills.
 
 #include <map>
 #include <set>

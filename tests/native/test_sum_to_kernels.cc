@@ -1,8 +1,4 @@
-// Compiles the kernels of FusedSumTo for a GPU architecture, in each of the variants that a configuration can take, and
-// fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
-//
-//   test_sum_to_kernels sm_90     VERBOSE=1 shows each variant
-//   test_sum_to_kernels NAME      the source of the case of this name for an H200, on standard output
+// The kernels of FusedSumTo, in each of the variants that a configuration can take: no spills.
 
 #include <iostream>
 #include <sstream>

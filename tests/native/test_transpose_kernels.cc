@@ -1,5 +1,5 @@
-// Compiles the kernels of FusedTranspose for a GPU architecture, in the variants that shapes can take, and fails where
-// the compiler uses local memory or a launch asks for what the GPU lacks. Needs NVRTC but no GPU.
+// The kernels of FusedTranspose, in the variants that shapes can take: no local memory, and no launch asks for what the
+// GPU lacks.
 
 #include <sstream>
 

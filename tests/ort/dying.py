@@ -48,8 +48,7 @@ class DyingInGraphs(Judge):
   """A GPU that is not there: replays of the original kill the process, those of the optimized model are refused."""
 
   def verify(self, provider, side, timed):
-    result = super().verify(provider, side, timed)
-    return self._verify_graphs(result, side)
+    return self._verify_graphs(super().verify(provider, side, timed), side)
 
   def _reference(self, provider):
     return super()._reference("CPUExecutionProvider")

@@ -27,7 +27,7 @@ from onnx_models import built
 from threads import in_threads
 
 from ort.host import CPU_ONLY, options
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 
 # Cases of <operator>_cases.py: every way that a CPU kernel has of doing its work, and every width of a float that NumPy
 # has. A new operator adds its own; test_endurance.py fails without.
@@ -294,8 +294,12 @@ def threads(count, times):
 
 
 MODES = {
-  "runs": runs, "failed": failed, "sessions": sessions, "refused": refused, "threads": threads,
-}  # fmt: skip
+  "runs": runs,
+  "failed": failed,
+  "sessions": sessions,
+  "refused": refused,
+  "threads": threads,
+}
 
 if __name__ == "__main__":
   print(json.dumps(MODES[sys.argv[1]](*map(int, sys.argv[2:]))))

@@ -37,14 +37,7 @@ for line in sys.stdin:
 """
 
 
-def culprit(
-  operator,
-  shapes,
-  attributes,
-  dtypes=(),
-  outputs=("y",),
-  inputs=None,
-):
+def culprit(operator, shapes, attributes, dtypes=(), outputs=("y",), inputs=None):
   """A model of one node named "culprit".
 
   Its inputs p0, p1, ... are the node's unless other ones are given, and float unless dtypes are. An attribute that is
@@ -87,6 +80,20 @@ def wrong_programs(operator, usual=None, usual_shapes=((2, 3),)):
   return wrong
 
 
+def wrong_texts(wrong, one, two):
+  """What every operator with a program refuses. `wrong`: a Wrong with one input; programs of one and of two inputs."""
+  return {
+    "no program": wrong("program", None),
+    "a number for a program": wrong("type", 5),
+    "an empty program": wrong("line 1, column 1: found the end of the text, expected '('", ""),
+    "another dtype": wrong("is float16 but the program's parameter 'x' is float", one, dtypes=(TensorProto.FLOAT16,)),
+    "strings": wrong("input 0 is string", one, dtypes=(TensorProto.STRING,)),
+    "an input too many": wrong("1 parameters, the node 2 inputs", one, ((2, 3), (3,))),
+    "an input too few": wrong("2 parameters, the node 1 inputs", two),
+    "an output too many": wrong("1 results, the node 2 outputs", one, outputs=("y", "z")),
+  }
+
+
 def wrong_epilogues(wrong):
   """What every product of two floats refuses of the program that follows it. `wrong`: a Wrong with three inputs."""
   half, single = TensorProto.FLOAT16, TensorProto.FLOAT
@@ -123,8 +130,7 @@ def refusals_of(wrong):
   """(stage, message) of each model by name; it runs on the feeds, unless they are None."""
   found = {}
   while left := [name for name in wrong if name not in found]:
-    lines = [json.dumps([name, wrong[name][0].hex(), wrong[name][1]]) for name in left]
-    done = python(TRY_EACH, "\n".join(lines))
+    done = python(TRY_EACH, "\n".join(json.dumps([name, wrong[name][0].hex(), wrong[name][1]]) for name in left))
     for line in done.stdout.splitlines():
       name, stage, message = json.loads(line)
       found[name] = stage, message

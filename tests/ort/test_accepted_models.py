@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 from onnx import NodeProto, helper, numpy_helper
-from onnx_models import add_weights
+from onnx_models import add_weights, parametrize
 
 from ort.host import make
 from ortplugin.cli import main
@@ -46,7 +46,7 @@ def branches(read):
 
 def deprecated(opset):
   """GroupNormalization with a scale of each group, which onnx deprecates where it is defined."""
-  norm = "t = GroupNormalization<num_groups = 2>(x, scale, bias)"
+  norm = "t = GroupNormalization<num_groups=2>(x, scale, bias)"
   constants = {"scale": [0.5, 2], "bias": [1, -1]}
   return built(norm, constants, f'"" : {opset}', inputs="float[2,4,3] x", output="float[2,4,3] y")
 
@@ -97,14 +97,10 @@ MODELS = {
   "nodes out of order": reversed_nodes,
   "a body before what it reads": lambda: built(f"t = {branches('late')} late = Sin(x)", inputs="float[2,4] x, bool c"),
   "com.microsoft not imported": lambda: built("t = com.microsoft.Gelu(x)"),
-  "ai.onnx.ml not imported": lambda: built("t = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(x)"),
+  "ai.onnx.ml not imported": lambda: built("t = ai.onnx.ml.Scaler<offset=[1.0], scale=[2.0]>(x)"),
   "IR 3, an initializer that is no input": lambda: built(ADDED, ROW, '"" : 13', 3),
   "IR 3, one that is and one that is not": lambda: built(
-    f"s = Mul(x, v) {ADDED.replace('x', 's')}",
-    {"v": ROW["w"], **ROW},
-    '"" : 13',
-    3,
-    "float[2,4] x, float[1,4] w",
+    f"s = Mul(x, v) {ADDED.replace('x', 's')}", {"v": ROW["w"], **ROW}, '"" : 13', 3, "float[2,4] x, float[1,4] w"
   ),
   "IR 3 and opset 8": lambda: built(ADDED, ROW, '"" : 8', 3),
   "an input without a shape": lambda: without("input", "shape"),
@@ -142,21 +138,20 @@ def outputs(session):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("what", MODELS)
+@parametrize("what", MODELS)
 def test_is_optimized_and_computes_the_same(what, tmp_path):
   model = MODELS[what]()
   source, target = tmp_path / "in.onnx", tmp_path / "out.onnx"
   source.write_bytes(model.SerializeToString())
   shapes = ["--input-shape", "x:2,4"] if what == "an input without a shape" else []
   assert main([str(source), "-o", str(target), "--provider", "cpu", *shapes]) == 0
-  optimized = onnx.load(target)
-  assert [each.op_type for each in optimized.graph.node if each.domain == "ortplugin"], "nothing was done"
+  assert [each.op_type for each in onnx.load(target).graph.node if each.domain == "ortplugin"], "nothing was done"
   expected = outputs(onnxruntime.InferenceSession(str(source)))
   for a, b in zip(expected, outputs(make(target.read_bytes())), strict=True):
     np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("what", MODELS)
+@parametrize("what", MODELS)
 def test_the_callers_model_is_not_changed(what):
   model = MODELS[what]()
   before = model.SerializeToString(deterministic=True)
@@ -189,8 +184,8 @@ def test_a_cycle_is_refused_with_its_nodes(tmp_path):
       load(path)
 
 
-@pytest.mark.parametrize(
-  ("model", "words"),
+@parametrize(
+  "model, words",
   [
     (built("t = foo.Foo(x)"), "(Foo) is of domain 'foo', which the model does not import"),
     (

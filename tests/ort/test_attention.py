@@ -10,11 +10,12 @@ import pytest
 from attention_cases import CASES, GROWING, LARGE_CASES, by_name, case_of, check, growing
 from node_cases import model_with
 from onnx import helper
+from onnx_models import parametrize
 
 from ort.host import assert_equals_reference, make, on_any_threads, plain, run
 from ort.refusals import assert_blamed
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES
@@ -23,18 +24,17 @@ from ortplugin.program import NUMPY_DTYPES
 LARGE = [pytest.param(case, marks=pytest.mark.one_in(4)) for case in LARGE_CASES]
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE])
+@parametrize("case", [*CASES, *LARGE])
 def test_equals_the_reference(case):
   assert_equals_reference(case, check, inferred=not any(0 in shape for shape in case.shapes))
 
 
 def decomposed(case, opset, shapes=None):
   """The outputs of the case's decomposition, without the library."""
-  model = case.model_of(OPERATOR.decompose(case.node(), opset), shapes, opset)
-  return run(plain(model), case)
+  return run(plain(case.model_of(OPERATOR.decompose(case.node(), opset), shapes, opset)), case)
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE])
+@parametrize("case", [*CASES, *LARGE])
 def test_the_decomposition_gives_the_same(case):
   check(case, decomposed(case, 18), unit=2.0**-50 if case.dtype == "double" else 2.0**-21)
 
@@ -58,8 +58,8 @@ OPSETS = (
 )
 
 
-@pytest.mark.parametrize("opset", [11, 12, 13, 14, 17, 18, 22])
-@pytest.mark.parametrize("name", OPSETS)
+@parametrize("opset", [11, 12, 13, 14, 17, 18, 22])
+@parametrize("name", OPSETS)
 def test_the_decomposition_at_every_opset(name, opset):
   """Of tensors whose sizes the model does not say."""
   case = by_name[name]
@@ -67,7 +67,7 @@ def test_the_decomposition_at_every_opset(name, opset):
   check(case, found, unit=2.0**-50 if case.dtype == "double" else 2.0**-21)
 
 
-@pytest.mark.parametrize("case", LARGE)
+@parametrize("case", LARGE)
 def test_the_number_of_threads_changes_no_bit(case):
   on_any_threads(case)
 
@@ -268,8 +268,8 @@ def in_python(words):
   return re.sub(r"but its layout ('.*') has (.*) on (axis \d)", r"but by its layout \1 \3 has \2", words)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known", "open"])
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
+@parametrize("known", [True, False], ids=["known", "open"])
+@parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
 def test_what_is_wrong_is_refused(wrong, known):
   """With the session, or where only the shapes are wrong and not known, with the run; and by the specification."""
   feeds = {
@@ -285,7 +285,7 @@ def test_what_is_wrong_is_refused(wrong, known):
   assert in_python(wrong.words) in str(spec.value)
 
 
-@pytest.mark.parametrize("mask", ["", "mask"])
+@parametrize("mask", ["", "mask"])
 def test_a_float16_attention_between_operators_that_have_none(mask):
   """ONNX Runtime computes Sin in float there, and gives a node between two of them float instead of float16."""
   attributes = {"qkv_dtype": "float16", "heads": 2, "kv_heads": 2} | ({"mask_dtype": "float16"} if mask else {})

@@ -24,7 +24,7 @@ BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 def two_adds():
   """y = |x| + 1, z = e^x + 1."""
   return parsed("""g (float[n,4] x) => (float[n,4] y, float[n,4] z) <float one = {1}> {
-    [abs] a = Abs (x)  [add_y] y = Add (a, one)  [exp] e = Exp (x)  [add_z] z = Add (e, one) }""")
+    [abs] a = Abs(x)  [add_y] y = Add(a, one)  [exp] e = Exp(x)  [add_z] z = Add(e, one) }""")
 
 
 class Rename:
@@ -84,8 +84,7 @@ def test_a_real_model_is_optimized_verified_and_runs(tmp_path, run):
   assert len(verification["inputs"]) == 2  # two sets of sizes, since the model has dynamic dimensions
   assert verification["original_ms"] > 0
   assert verification["optimized_ms"] > 0
-  session = ortplugin.session(out, providers=["cpu"])
-  assert session.get_providers() == ["CPUExecutionProvider"]
+  assert ortplugin.session(out, providers=["cpu"]).get_providers() == ["CPUExecutionProvider"]
 
 
 def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(tmp_path, run):
@@ -102,7 +101,7 @@ def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(tm
 
 
 def test_a_model_with_nothing_to_fuse(tmp_path, run):
-  model = parsed("g (float[n,4] x) => (float[n,4] y) { [softmax] y = Softmax (x) }")
+  model = parsed("g (float[n,4] x) => (float[n,4] y) { [softmax] y = Softmax(x) }")
   status, text, _ = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert status == 0
   assert "Nothing to rewrite: 0 rewrites" in text
@@ -254,7 +253,7 @@ def test_tolerances_decide(tmp_path, run, monkeypatch):
 
 def test_random_outputs_are_compared_by_shape(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-  model = parsed("g (float[n,4] x) => (float[n,4] y) { [random] r = RandomNormalLike (x)  [a] y = Add (x, r) }")
+  model = parsed("g (float[n,4] x) => (float[n,4] y) { [random] r = RandomNormalLike(x)  [a] y = Add(x, r) }")
   report = tmp_path / "r.json"
   status, _, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--report", report)
   assert (status, errors) == (0, "")
@@ -264,8 +263,8 @@ def test_random_outputs_are_compared_by_shape(tmp_path, run, monkeypatch):
 def test_sequences_and_maps_are_compared(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
   model = parsed("""g (float[n,4] x) => (seq(float[]) s, seq(map(int64, float[])) m) {
-    [construct] s = SequenceConstruct (x, x)
-    [zip] m = ai.onnx.ml.ZipMap <classlabels_int64s = [1, 2, 3, 4]> (x) }""")
+    [construct] s = SequenceConstruct(x, x)
+    [zip] m = ai.onnx.ml.ZipMap <classlabels_int64s=[1,2,3,4]>(x) }""")
   model.opset_import.add(domain="ai.onnx.ml", version=3)
   status, text, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert (status, errors) == (0, "")
@@ -274,9 +273,7 @@ def test_sequences_and_maps_are_compared(tmp_path, run, monkeypatch):
 
 def test_bfloat16_models_are_compared(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-  model = parsed(
-    "g (bfloat16[2,4] x) => (bfloat16[2,4] y) { [up] f = Cast <to = 1> (x)  [down] y = Cast <to = 16> (f) }"
-  )
+  model = parsed("g (bfloat16[2,4] x) => (bfloat16[2,4] y) { [up] f = Cast <to=1>(x)  [down] y = Cast <to=16>(f) }")
   np.savez(tmp_path / "data.npz", x=np.ones((2, 4), ml_dtypes.bfloat16))
   source = save(model, tmp_path / "in.onnx")
   status, text, errors = run(source, "-o", tmp_path / "out.onnx", "--inputs", tmp_path / "data.npz")
@@ -286,7 +283,7 @@ def test_bfloat16_models_are_compared(tmp_path, run, monkeypatch):
 
 def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-  model = parsed("g (float[6] x, int64[2] shape) => (float[a,b] y) { [reshape] y = Reshape (x, shape) }")
+  model = parsed("g (float[6] x, int64[2] shape) => (float[a,b] y) { [reshape] y = Reshape(x, shape) }")
   source, out = save(model, tmp_path / "in.onnx"), tmp_path / "out.onnx"
   status, _, errors = run(source, "-o", out)
   assert status == 1

@@ -10,18 +10,10 @@ import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made
 from node_cases import OPSET, typed
 from onnx import TensorProto, helper
-from onnx_models import built, computed
+from onnx_models import built, computed, parametrize
 from threads import in_threads
 
-from ort.host import (
-  assert_equals_reference,
-  assert_inferred,
-  assert_refused,
-  assert_runs_repeat,
-  make,
-  plain,
-  run,
-)
+from ort.host import assert_equals_reference, assert_inferred, assert_refused, assert_runs_repeat, make, plain, run
 from ort.refusals import Wrong as WrongNode
 from ort.refusals import wrong_epilogues
 from ortplugin.errors import ModelError
@@ -32,7 +24,7 @@ FLOAT = TensorProto.FLOAT
 X, W, _ = GEOMETRIES["3x3"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   assert_equals_reference(case, check, inferred=0 not in case.shapes[0])
 
@@ -52,7 +44,7 @@ def test_most_cases_have_a_decomposition():
   assert len(DECOMPOSED) > 250
 
 
-@pytest.mark.parametrize("case", DECOMPOSED)
+@parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too, where Conv alone runs in float."""
   if case.name.startswith("large") and case.program.parameters[0].dtype == "float16":
@@ -65,7 +57,7 @@ def test_the_decomposition_runs_without_the_library(case):
   check(case, run(plain(model), case), replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
-@pytest.mark.parametrize("name", [name for name in GEOMETRIES if not name.startswith(REFUSED)])
+@parametrize("name", [name for name in GEOMETRIES if not name.startswith(REFUSED)])
 def test_equals_onnx_runtimes_own_conv(name):
   """In float, bias and all: both are the same kernel, but for the order of the additions."""
   x, w, attributes = GEOMETRIES[name]
@@ -83,8 +75,8 @@ def test_equals_onnx_runtimes_own_conv(name):
 # ---- shapes
 
 
-@pytest.mark.parametrize(
-  ("shapes", "attributes", "wanted"),
+@parametrize(
+  "shapes, attributes, wanted",
   [
     ([("n", 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)], {}, ["n", 8, 7, 9]),
     ([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)], {"pads": [1, 1, 1, 1]}, ["n", 8, "h", "w"]),
@@ -143,7 +135,7 @@ def test_operands_whose_ranks_are_known_may_still_broadcast():
     check(each, run(session, each))
 
 
-@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+@parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
 def test_padding_follows_the_shape(auto_pad):
   attributes = {"auto_pad": auto_pad, "strides": [2, 3], "dilations": [1, 2]}
   case = Case("same", typed(BIAS_RELU, "float"), ((1, 3, 8, 8), (4, 3, 4, 3), (4, 1, 1)), attributes)
@@ -218,13 +210,18 @@ WRONG = {
 
 
 IN_OTHER_WORDS = (  # of the specification in Python
-  "a number for a program", "an operand too many", "an operand too few", "an output too many",
-  "a bias of another dtype", "an input with channels last alone", "tf32 that is no flag",
+  "a number for a program",
+  "an operand too many",
+  "an operand too few",
+  "an output too many",
+  "a bias of another dtype",
+  "an input with channels last alone",
+  "tf32 that is no flag",
   "a bias that does not broadcast at the run",
-)  # fmt: skip
+)
 
 
-@pytest.mark.parametrize("name", WRONG)
+@parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(name):
   """By the library and by the specification."""
   wrong = WRONG[name]
@@ -241,10 +238,8 @@ def test_a_wrong_node_is_refused(name):
 
 
 def test_many_threads_run_one_session():
-  """Each with shapes and values of its own, over and over: the same bits every time."""
   attributes = {"auto_pad": "SAME_UPPER", "strides": [2, 2]}
-  text = typed(BIAS_RELU, "float")
-  first = Case("threads", text, ((1, 6, 9, 9), (8, 6, 3, 3), (8, 1, 1)), attributes)
+  first = Case("threads", typed(BIAS_RELU, "float"), ((1, 6, 9, 9), (8, 6, 3, 3), (8, 1, 1)), attributes)
   session = make(first.model([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)]))
 
   def work(number):

@@ -11,17 +11,22 @@ from ort.refusals import with_attributes
 
 # Enough for every core, with parts of every loop left over.
 LARGE_CASES = tuple(
-  Case(f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry, typed(RELU, dtype),
-       transposed=transposed, layout=layout)
+  Case(
+    f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}",
+    geometry,
+    typed(RELU, dtype),
+    transposed=transposed,
+    layout=layout,
+  )
   for name, geometry in {
-      "3x3": Geometry(3, 33, (29, 31), 70, (3, 3), pads=(1, 1, 1, 1)),
-      "one image": Geometry(1, 19, (57, 43), 21, (5, 3), strides=(2, 1), pads=(2, 1, 2, 1)),
-      "1x1": Geometry(9, 130, (11, 13), 67, (1, 1)),
-      "depthwise": Geometry(2, 70, (31, 29), 70, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=70),
+    "3x3": Geometry(3, 33, (29, 31), 70, (3, 3), pads=(1, 1, 1, 1)),
+    "one image": Geometry(1, 19, (57, 43), 21, (5, 3), strides=(2, 1), pads=(2, 1, 2, 1)),
+    "1x1": Geometry(9, 130, (11, 13), 67, (1, 1)),
+    "depthwise": Geometry(2, 70, (31, 29), 70, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=70),
   }.items()
   for transposed in (False, True)
   for layout, dtype in (("NCHW", "float"), ("NHWC", "float"), ("NCHW", "double"), ("NHWC", "float16"))
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
@@ -49,8 +54,7 @@ def test_shapes_may_change_from_run_to_run():
 
 
 def test_shapes_are_inferred():
-  case = by_name["3x3, NCHW, float"]
-  session = make(case.model([("n", 3, "h", "w"), (4, 3, 3, 3), ("n", 4, "h", "w")]))
+  session = make(by_name["3x3, NCHW, float"].model([("n", 3, "h", "w"), (4, 3, 3, 3), ("n", 4, "h", "w")]))
   assert [output.shape for output in session.get_outputs()] == [["n", 3, "h", "w"], [4, 3, 3, 3], [4]]
 
 

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from exported import DATA
 from onnx import numpy_helper
+from onnx_models import nodes_of, parametrize
 
 import ortplugin
 from models.light import NAMES as NETWORKS
@@ -51,19 +52,22 @@ def transposes(model):
   """What makes the input of each Transpose, and what reads its output: operators, or 'graph'."""
   makers = {name: node.op_type for node in model.graph.node for name in node.output}
   readers = {name: node.op_type for node in reversed(model.graph.node) for name in node.input}
-  moved = [node for node in model.graph.node if node.op_type == "Transpose"]
+  moved = nodes_of(model, "Transpose")
   return [(makers.get(node.input[0], "graph"), readers.get(node.output[0], "graph")) for node in moved]
 
 
 def layouts(model):
   """The layouts of the convolutions."""
-  found = [next((a.s.decode() for a in node.attribute if a.name == "layout"), "NCHW")
-           for node in model.graph.node if node.op_type == "FusedConv"]  # fmt: skip
+  found = [
+    next((a.s.decode() for a in node.attribute if a.name == "layout"), "NCHW")
+    for node in model.graph.node
+    if node.op_type == "FusedConv"
+  ]
   return Counter(found)
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", NAMES)
+@parametrize("name", NAMES)
 def test_channels_first(name):
   original = original_of(name)
   optimized, _ = ortplugin.optimize(original, layout="nchw", skip=["matmul-to-tf32"])
@@ -75,7 +79,7 @@ def test_channels_first(name):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", NAMES)
+@parametrize("name", NAMES)
 def test_channels_last(name):
   original = original_of(name)
   optimized, _ = ortplugin.optimize(original, layout="nhwc")
@@ -97,7 +101,7 @@ def check_channels_last(name, original, optimized):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", NAMES)
+@parametrize("name", NAMES)
 def test_in_float16_channels_are_last(name):
   original = half(original_of(name))
   optimized, _ = ortplugin.optimize(original)
@@ -108,7 +112,7 @@ def test_in_float16_channels_are_last(name):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
+@parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
 def test_networks_of_the_onnx_package(name):
   original = randomized(name, logits=True)
   optimized, _ = ortplugin.optimize(original, layout="nhwc")
@@ -118,7 +122,7 @@ def test_networks_of_the_onnx_package(name):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", NETWORKS)
+@parametrize("name", NETWORKS)
 def test_all_of_them_as_they_are(name):
   """Weights too large to be folded are computed: these have a Transpose. What else ends a region: LRN and Flatten."""
   optimized, _ = ortplugin.optimize(path(name), layout="nhwc")

@@ -4,32 +4,31 @@ import numpy as np
 import pytest
 from conv_transpose_cases import BIAS_RELU, CASES, GEOMETRIES, OPERATOR, RESIDUAL, Case, by_name, check
 from node_cases import typed
-from onnx_models import computed
+from onnx_models import computed, parametrize
 
 import ortplugin
 from ort.host import assert_equals_reference, make, on_any_threads, run
 from ort.refusals import with_attributes
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   assert_equals_reference(case, check)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name.endswith(", float") and 0 not in c.x])
+@parametrize("case", [c for c in CASES if c.name.endswith(", float") and 0 not in c.x])
 def test_the_decomposition_runs_without_the_library(case):
-  model = case.model(nodes=OPERATOR.decompose(case.node(), 18))
-  check(case, computed(model, case.feeds()), unit=2.0**-22)
+  check(case, computed(case.model(nodes=OPERATOR.decompose(case.node(), 18)), case.feeds()), unit=2.0**-22)
 
 
-@pytest.mark.parametrize("dtype", ["float", "double"])
+@parametrize("dtype", ["float", "double"])
 def test_the_number_of_threads_changes_no_bit(dtype):
   case = Case(f"large, {dtype}", typed(RESIDUAL, dtype), (3, 33, 19, 21), (33, 20, 4, 3), ((20, 1, 1), None), "NHWC",
               {"strides": [2, 2], "pads": [1, 1, 1, 1]})  # fmt: skip
   check(case, on_any_threads(case))
 
 
-@pytest.mark.parametrize("name", ["strided", "output_shape", "SAME_UPPER", "asymmetric pads"])
+@parametrize("name", ["strided", "output_shape", "SAME_UPPER", "asymmetric pads"])
 def test_shapes_may_change_from_run_to_run(name):
   x, w, attributes = GEOMETRIES[name]
   first = Case("first", typed(BIAS_RELU, "float"), x, w, ((w[1], 1, 1),), "NCHW", attributes)
@@ -57,7 +56,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("words", WRONG)
+@parametrize("words", WRONG)
 def test_a_wrong_node_is_refused(words):
   model = with_attributes(by_name["strided, NCHW, float"].model(), WRONG[words])
   with pytest.raises(Exception, match="FusedConvTranspose") as caught:

@@ -10,14 +10,14 @@ import numpy as np
 import onnxruntime
 import pytest
 from fake_cupy import DeviceSession, FakeCupy
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from ort.host import CPU_ONLY
 from ortplugin.errors import RuntimeMissingError, UsageError
 from ortplugin.session import core, device
 
-MODEL = """g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add (x, x)  y = Reshape (d, shape) }"""
+MODEL = """g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add(x, x)  y = Reshape(d, shape) }"""
 X = np.arange(12, dtype=np.float32).reshape(2, 6)
 UP, DOWN = ("upload", (2, 6)), ("download", (2,))
 
@@ -38,7 +38,7 @@ def shape(*sizes):
   return np.array(sizes, np.int64)
 
 
-@pytest.mark.parametrize("graph", [False, True])
+@parametrize("graph", [False, True])
 def test_a_target_shape_of_numpy_does_not_come_back_from_the_device(cupy, graph):
   made = session(graph)
   for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
@@ -96,8 +96,7 @@ def test_strided_arrays_and_those_of_other_libraries(cupy):
   turned = np.ascontiguousarray(X.T).T
   for given, log in ((turned, [UP]), (Foreign(X, 1), [UP]), (cupy.ndarray.wrap(turned), []), (Foreign(X, 2), [])):
     cupy.log.clear()
-    found = ortplugin.run(session(False), {"x": given, "shape": shape(12)})["y"]
-    assert np.array_equal(found.array, 2 * X.ravel())
+    assert np.array_equal(ortplugin.run(session(False), {"x": given, "shape": shape(12)})["y"].array, 2 * X.ravel())
     assert cupy.log == log
 
 
@@ -159,7 +158,7 @@ def test_state_goes_with_its_session(cupy):
   assert gone() is None
 
 
-@pytest.mark.parametrize("graph", [False, True])
+@parametrize("graph", [False, True])
 def test_dtypes_are_checked_wherever_the_array_is(cupy, graph):
   for wrong in ({"x": X, "shape": shape(3, 4).astype(np.int32)}, {"x": X.astype(np.float64), "shape": shape(3, 4)}):
     with pytest.raises(UsageError, match="convert it with"):
@@ -170,7 +169,7 @@ def test_what_the_host_makes_is_bound_there(cupy):
   """On a GPU ONNX Runtime copies it into memory that kernels in flight use still."""
   model = parsed(
     """g (float[2,6] x) => (float[2,6] y, float[2,6] z, float[0] e) <int64[1] none = {0}, float zero = {0}>
-        { y = Add (x, x)  z = Hardmax (x)  e = Expand (zero, none) }""",
+        { y = Add(x, x)  z = Hardmax(x)  e = Expand(zero, none) }""",
     18,
   )
   host = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
@@ -186,8 +185,7 @@ def test_what_the_host_makes_is_bound_there(cupy):
 def test_a_replay_holds_its_feeds(cupy):
   from ortplugin.session.device import replay
 
-  made = session(True)
-  replayed = replay(made, {"x": X, "shape": shape(3, 4)})
+  replayed = replay(session(True), {"x": X, "shape": shape(3, 4)})
   cupy.log.clear()
   replayed()
   assert cupy.log == []
@@ -210,15 +208,15 @@ def test_a_capture_that_failed_is_made_again(cupy, monkeypatch):
 
 
 COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
-    { %s z = Neg (x) }"""
+    { %s z = Neg(x) }"""
 
 
-@pytest.mark.parametrize(
-  ("nodes", "words"),
+@parametrize(
+  "nodes, words",
   [
-    ("[chosen] y = Compress (x, m)", r"node 'chosen' \(Compress\) reads on the host.*; make the session without"),
-    ("i = NonZero (m)  r = Squeeze (i)  y = Gather (x, r)", "a NonZero without a name reads"),
-    ("y = Neg (x)", None),
+    ("[chosen] y = Compress(x, m)", r"node 'chosen' \(Compress\) reads on the host.*; make the session without"),
+    ("i = NonZero(m)  r = Squeeze(i)  y = Gather(x, r)", "a NonZero without a name reads"),
+    ("y = Neg(x)", None),
   ],
 )
 def test_what_counts_on_the_host_is_not_captured(nodes, words, monkeypatch):
@@ -235,7 +233,7 @@ def test_what_counts_on_the_host_is_not_captured(nodes, words, monkeypatch):
 def test_random_numbers_that_a_graph_repeats(monkeypatch):
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
-  model = parsed(COUNTING % "[noise] y = RandomNormalLike (x)", 18)
+  model = parsed(COUNTING % "[noise] y = RandomNormalLike(x)", 18)
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=CPU_ONLY)
   monkeypatch.setattr(core, "CUDA", core.CPU)
   with pytest.warns(UserWarning, match=r"node 'noise' \(RandomNormalLike\) draws the same numbers in each replay"):

@@ -9,7 +9,7 @@ from fuzz.worker import TESTS, environment
 from sample import SAMPLING, examples
 
 from ort.endurance import cases
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import OPERATORS
 
 ATTEMPTS = 3
@@ -20,8 +20,11 @@ RESIDENT = 4 << 20  # bytes that a process may hold more in the end, whatever fo
 # 153. heaptrack finds that sessions lose nothing: what is left there is how malloc divides its chunks. ONNX Runtime
 # 1.31 does not free the status of a shape inference that refuses its node, 120 bytes.
 LIMITS = [
-  ("runs", 10_000, 800, 16), ("failed", 10_000, 2_000, 64), ("sessions", 1_000, 80, 400), ("refused", 1_000, 80, 400)
-]  # fmt: skip
+  ("runs", 10_000, 800, 16),
+  ("failed", 10_000, 2_000, 64),
+  ("sessions", 1_000, 80, 400),
+  ("refused", 1_000, 80, 400),
+]
 
 
 def run(mode, *numbers):
@@ -33,8 +36,7 @@ def run(mode, *numbers):
     command, cwd=TESTS, env={**environment(), **malloc}, capture_output=True, text=True, timeout=300
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  found = json.loads(done.stdout)
-  return found
+  return json.loads(done.stdout)
 
 
 def test_every_operator_takes_part():
@@ -43,7 +45,7 @@ def test_every_operator_takes_part():
   assert {node.op_type for node in nodes} == {operator.name for operator in OPERATORS}
 
 
-@pytest.mark.parametrize(("mode", "times", "few", "limit"), LIMITS, ids=lambda value: str(value))
+@pytest.mark.parametrize("mode, times, few, limit", LIMITS, ids=lambda value: str(value))
 def test_memory_does_not_grow_and_no_bit_changes(mode, times, few, limit):
   """A leak is there each time. What ONNX Runtime keeps of failed runs depends on what else the machine does."""
   for _ in range(ATTEMPTS):
@@ -56,9 +58,7 @@ def test_memory_does_not_grow_and_no_bit_changes(mode, times, few, limit):
 
 
 @pytest.mark.one_in(0)
-@pytest.mark.parametrize(
-  ("mode", "times", "leak"), [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)]
-)
+@pytest.mark.parametrize("mode, times, leak", [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)])
 def test_a_small_leak_is_found(mode, times, leak):
   """Of two to four times what is allowed, in less time: it fails the test above."""
   (limit,) = (limit for name, *_, limit in LIMITS if name == mode)
@@ -71,5 +71,4 @@ def test_a_leak_shows_in_resident_memory():
 
 
 def test_threads_of_one_session_change_no_bit():
-  found = run("threads", 13, 25 if SAMPLING else 500)
-  assert found == {"different": [0] * 13, "inputs": 13}
+  assert run("threads", 13, 25 if SAMPLING else 500) == {"different": [0] * 13, "inputs": 13}

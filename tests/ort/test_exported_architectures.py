@@ -18,7 +18,7 @@ from exported import architectures
 
 import ortplugin
 from ortplugin.check.compare import Tolerance, compare, compare_form
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import walk_nodes
 
 ENTRIES = json.loads((architectures() / "architectures.json").read_text())["models"]
 VARIANTS = {"fp16": {"precision": "fp16"}, "nhwc": {"layout": "nhwc"}}
@@ -101,8 +101,7 @@ def test_variant(name):
   precision = VARIANTS[which].get("precision")
   # the best of several values may be another once they are rounded
   form = precision is not None and ENTRIES[name]["chooses"]
-  found = outputs_of(optimized, runs, library=True, half=precision is not None)
-  assert_same(found, wanted, precision, form=form)
+  assert_same(outputs_of(optimized, runs, library=True, half=precision is not None), wanted, precision, form=form)
 
 
 def test_every_exporter_is_there():

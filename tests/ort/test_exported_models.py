@@ -14,9 +14,7 @@ from sample import SAMPLING, taken
 
 import ortplugin
 from ort.host import make, plain
-from ortplugin.graph.convert import import_model
-from ortplugin.graph.facts import scopes
-from ortplugin.graph.labels import label
+from ortplugin.graph import import_model, label, scopes
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.model.annotate import annotate
 from ortplugin.passes.pointwise.fuse_pointwise import find_members

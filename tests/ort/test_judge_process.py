@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx_models import add_weights, parsed
+from onnx_models import add_weights, parametrize, parsed
 
 from ort import dying
 from ortplugin.check import judge_process, verify
@@ -52,7 +52,7 @@ def message(result):
   return next((output.message for each in result.inputs for output in each.outputs if not output.passed), "")
 
 
-@pytest.mark.parametrize("fault", HOW)
+@parametrize("fault", HOW)
 def test_a_death_is_a_failure_of_the_optimized_model(tmp_path, fault):
   with closing(process(tmp_path)) as judge:
     judge.load_original(CPU)
@@ -65,7 +65,7 @@ def test_a_death_is_a_failure_of_the_optimized_model(tmp_path, fault):
     assert judge.verify(CPU, saved(tmp_path, "", "good.onnx"), timed=False).passed, "in another process"
 
 
-@pytest.mark.parametrize("fault", HOW)
+@parametrize("fault", HOW)
 def test_a_death_of_the_original_is_an_error_that_says_so(tmp_path, fault):
   with closing(process(tmp_path, fault)) as judge, pytest.raises(VerificationError) as caught:
     judge.load_original(CPU)
@@ -241,7 +241,7 @@ class Rename:
     return PassResult(tuple(Change(self.name, (node.op,), node.name) for node in found), ())
 
 
-@pytest.mark.parametrize("fault", ["segmentation", "abort"])
+@parametrize("fault", ["segmentation", "abort"])
 def test_the_rewrite_that_makes_onnx_runtime_die_is_named(tmp_path, monkeypatch, capsys, fault):
   monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
   steps = Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from lstm_cases import CASES, Case, by_name, check
 from node_cases import changed
+from onnx_models import parametrize
 from threads import in_threads
 
 import ortplugin
@@ -13,7 +14,7 @@ from ort.host import make, plain, run
 from ortplugin.ops.lstm import decompose
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
@@ -30,9 +31,9 @@ def test_a_nan_stays_in_its_sequence():
   assert not np.isnan(np.delete(states, 3, 2)).any()
 
 
-@pytest.mark.parametrize("opset", [11, 18])
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("dtype", ["float16", "float"])
+@parametrize("opset", [11, 18])
+@parametrize("direction", ["forward", "reverse", "bidirectional"])
+@parametrize("dtype", ["float16", "float"])
 def test_the_decomposition_gives_the_same(dtype, direction, opset):
   for batch_first in (False, True):
     for columns in (1, 2):
@@ -62,8 +63,8 @@ def test_sequences_on_many_threads():
   in_threads(4, again)
 
 
-@pytest.mark.parametrize(
-  ("changes", "words"),
+@parametrize(
+  "changes, words",
   [
     ({"hidden_size": None}, "'hidden_size' is 0 but must be from 1"),
     ({"hidden_size": 24}, "G has the shape [4, 11, 384], but must have [-1, -1, 192]"),
@@ -82,8 +83,7 @@ def test_what_is_refused(changes, words):
   case = by_name["R of a run, float"]
 
   def attempt():
-    model = case.model([None] * 4, [changed(case.node(), changes)])
-    ortplugin.run(make(model), case.feeds())
+    ortplugin.run(make(case.model([None] * 4, [changed(case.node(), changes)])), case.feeds())
 
   with pytest.raises(Exception, match="node 'recurrence'") as caught:
     attempt()

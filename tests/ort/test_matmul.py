@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 import onnx
-import pytest
 from matmul_cases import BIAS_RELU, CASES, RESIDUAL_RELU, by_name, check, expect, made
 from node_cases import OPSET
 from onnx import TensorProto, helper
+from onnx_models import parametrize
 from threads import in_threads
 
 from ort.host import (
@@ -28,12 +28,12 @@ from ortplugin.ops.matmul import OPERATOR
 HALF = TensorProto.FLOAT16
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   assert_equals_reference(case, check, inferred=not any(0 in shape for shape in case.shapes))
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if each.program.parameters[0].dtype == "float"])
+@parametrize("case", [each for each in CASES if each.program.parameters[0].dtype == "float"])
 def test_the_decomposition_runs_without_the_library(case):
   session = plain(case.model(nodes=OPERATOR.decompose(case.node(), OPSET)))
   expected = expect(case, unit=2.0**-22)
@@ -42,7 +42,7 @@ def test_the_decomposition_runs_without_the_library(case):
   check(case, run(session, case), replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
-@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
+@parametrize("dtype", ["float", "double", "float16"])
 def test_the_number_of_threads_changes_no_bit(dtype):
   case = made(f"threads, {dtype}", RESIDUAL_RELU, dtype, (3, 133, 77), 95)
   check(case, on_any_threads(case))
@@ -51,8 +51,8 @@ def test_the_number_of_threads_changes_no_bit(dtype):
 # ---- shapes
 
 
-@pytest.mark.parametrize(
-  ("shapes", "trans_b", "wanted"),
+@parametrize(
+  "shapes, trans_b, wanted",
   [
     ([("n", 37, 32), (32, 24), (24,)], 0, ["n", 37, 24]),
     ([("n", "s", 32), (24, 32), (24,)], 1, ["n", "s", 24]),
@@ -128,7 +128,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(name):
   assert_refused(WRONG[name], "FusedMatMul")
 

@@ -123,8 +123,7 @@ def test_decomposed_like_the_reference():
     names = [parameter.name for parameter in program.parameters]
     outputs = [f"out_{result.name}" for result in program.results]
     try:
-      nodes = to_onnx(program, names, outputs, opset, "t")
-      session = session_of(fused_graph(example, nodes), opset=opset)
+      session = session_of(fused_graph(example, to_onnx(program, names, outputs, opset, "t")), opset=opset)
     except (ModelError, NoKernel) as error:  # Bitwise operators before opset 18; what ONNX Runtime lacks
       seen[type(error).__name__] += 1
       return

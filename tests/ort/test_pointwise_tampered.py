@@ -97,8 +97,7 @@ def test_an_attribute_that_is_no_program_is_refused(what):
 
 def test_values_that_a_tampered_number_cannot_reach():
   """A number that was changed to another is a program still: it computes with that number, and nothing else."""
-  text = PROGRAM.replace("u, 3", "u, 200").replace("-1, 1000", "-100000, inf")
-  session = session_of(model_of(text))
+  session = session_of(model_of(PROGRAM.replace("u, 3", "u, 200").replace("-1, 1000", "-100000, inf")))
   x = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
   _, z, i = session.run(None, {"x": x, "u": np.arange(4, dtype=np.uint8)})
   assert z.tolist() == [255] * 4

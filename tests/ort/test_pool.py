@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from node_cases import OPSET, bits, model_with
 from onnx import TensorProto, helper
-from onnx_models import built, computed
+from onnx_models import built, computed, parametrize
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen
 from threads import in_threads
 
@@ -23,11 +23,11 @@ import ortplugin
 from ort.host import CPU_ONLY, make, options
 from ort.host import run_one as run
 from ort.refusals import assert_blamed
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
@@ -62,15 +62,15 @@ def _runs_decomposed(case):
 DECOMPOSED = [case for case in (*CASES, *LARGE_CASES) if _runs_decomposed(case)]
 
 
-@pytest.mark.parametrize("case", DECOMPOSED)
+@parametrize("case", DECOMPOSED)
 def test_the_decomposition_gives_the_same(case):
   """In ONNX Runtime's own operators, without the library."""
   nodes = find(DOMAIN, case.op).decompose(case.node(), 19)
   check(case, *computed(case.model_of(nodes, case.shape, opset=19), case.feeds()), unit=2.0**-20)
 
 
-@pytest.mark.parametrize("opset", [11, 13, 18, 22])
-@pytest.mark.parametrize(
+@parametrize("opset", [11, 13, 18, 22])
+@parametrize(
   "name",
   [
     "max, ResNet's stem, NHWC, float",
@@ -88,7 +88,7 @@ def test_the_decomposition_at_every_opset(name, opset):
   check(case, *computed(model, case.feeds()), unit=2.0**-20)
 
 
-@pytest.mark.parametrize("case", LARGE_CASES)
+@parametrize("case", LARGE_CASES)
 def test_the_number_of_threads_changes_no_bit(case):
   found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
   assert all((bits(other) == bits(found[0])).all() for other in found[1:])
@@ -108,8 +108,8 @@ def _line(size, mode):
   return (numbers if mode == "nearest" else numbers % 2).reshape(1, 1, 1, size)
 
 
-@pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
-@pytest.mark.parametrize("mode", ["linear", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
+@parametrize("mode", ["linear", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 def test_places_are_onnx_runtimes(coordinates, mode):
   """The same elements and the same weights, to the last bit.
 
@@ -175,30 +175,33 @@ def test_windows_are_onnx_runtimes():
 HUGE = 2**31 - 1
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize(
-  ("given", "wanted"),
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize(
+  "given, wanted",
   [
-      ({"kind": "max", "auto_pad": "SAME_UPPER", "kernel_shape": [HUGE, HUGE]}, [[9, 9, 9, 9]] * 3),
-      ({"kind": "average", "auto_pad": "SAME_LOWER", "kernel_shape": [HUGE, HUGE]}, [[5, 5, 5, 5]] * 3),
-      # Each window ends at an element, or begins at one.
-      (
-          {"kind": "average", "kernel_shape": [3, 10**9], "strides": [1, 10**9],
-           "pads": [0, 10**9 - 1, 0, 10**9 - 3]},
-          [[12 / 3, 48 / 9]],
-      ),
-      (
-          {"kind": "average", "kernel_shape": [3, 10**6], "strides": [1, 10**6], "pads": [0, 10**6 - 1, 0, 10**6 - 3],
-           "count_include_pad": 1},
-          [[12 / (3 * 10**6), 48 / (3 * 10**6)]],
-      ),
+    ({"kind": "max", "auto_pad": "SAME_UPPER", "kernel_shape": [HUGE, HUGE]}, [[9, 9, 9, 9]] * 3),
+    ({"kind": "average", "auto_pad": "SAME_LOWER", "kernel_shape": [HUGE, HUGE]}, [[5, 5, 5, 5]] * 3),
+    # Each window ends at an element, or begins at one.
+    (
+      {"kind": "average", "kernel_shape": [3, 10**9], "strides": [1, 10**9], "pads": [0, 10**9 - 1, 0, 10**9 - 3]},
+      [[12 / 3, 48 / 9]],
+    ),
+    (
+      {
+        "kind": "average",
+        "kernel_shape": [3, 10**6],
+        "strides": [1, 10**6],
+        "pads": [0, 10**6 - 1, 0, 10**6 - 3],
+        "count_include_pad": 1,
+      },
+      [[12 / (3 * 10**6), 48 / (3 * 10**6)]],
+    ),
   ],
-)  # fmt: skip
+)
 def test_a_huge_window_is_only_what_lies_in_the_image(given, wanted, layout):
   x = np.array([[3, 9, 4, 8], [2, 6, 5, 1], [7, 3, 6, 6]], np.float32)
   shape = (1, 3, 4, 1) if layout == "NHWC" else (1, 1, 3, 4)
-  case = Case("huge", "FusedPool", "float", shape, frozen({**given, "layout": layout}))
-  session = make(case.model())
+  session = make(Case("huge", "FusedPool", "float", shape, frozen({**given, "layout": layout})).model())
   start = time.perf_counter()
   (found,) = session.run(None, {"x": x.reshape(shape)})
   assert time.perf_counter() - start < 5
@@ -228,8 +231,8 @@ def test_what_resizing_keeps_does_not_grow_with_the_image():
   assert ended.returncode == 0, ended.stderr.decode()[-2000:]
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("mode", ["linear", "nearest"])
 def test_long_rows_are_made_in_segments(mode, layout):
   given = frozen({"mode": mode, "sizes": (2, 50_001), "layout": layout})
   shape = (1, 3, 20_011, 2) if layout == "NHWC" else (1, 2, 3, 20_011)
@@ -246,8 +249,8 @@ SCALES = {"scales": [2.0, 1.5]}
 GLOBAL = {"kind": "global_average"}
 
 
-@pytest.mark.parametrize(
-  ("op", "given", "shape", "wanted"),
+@parametrize(
+  "op, given, shape, wanted",
   [
     ("FusedPool", POOL, ("n", "c", 7, 8), ["n", "c", 4, 4]),
     ("FusedPool", {**POOL, "layout": "NHWC"}, ("n", 7, 8, "c"), ["n", 4, 4, "c"]),
@@ -258,11 +261,10 @@ GLOBAL = {"kind": "global_average"}
   ],
 )
 def test_shapes_are_inferred(op, given, shape, wanted):
-  case = Case("shapes", op, "float", (), frozen(given))
-  assert make(case.model(shape)).get_outputs()[0].shape == wanted
+  assert make(Case("shapes", op, "float", (), frozen(given)).model(shape)).get_outputs()[0].shape == wanted
 
 
-@pytest.mark.parametrize("given", [POOL, {**POOL, "layout": "NHWC"}])
+@parametrize("given", [POOL, {**POOL, "layout": "NHWC"}])
 def test_what_is_not_known_gets_no_name_of_the_input(given):
   """The output's height is another one than the input's."""
   case = Case("names", "FusedPool", "float", (), frozen(given))
@@ -271,7 +273,7 @@ def test_what_is_not_known_gets_no_name_of_the_input(given):
   assert not {"h", "w"} & set(found[1:3] if "layout" in given else found[2:])
 
 
-@pytest.mark.parametrize("op", ["FusedPool", "FusedResize"])
+@parametrize("op", ["FusedPool", "FusedResize"])
 def test_shapes_may_change_from_run_to_run(op):
   given = {**(POOL if op == "FusedPool" else SCALES), "layout": "NHWC"}
   for declared in (("a", "b", "c", "d"), None):
@@ -335,8 +337,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["with the session", "at the run"])
-@pytest.mark.parametrize("name", WRONG)
+@parametrize("known", [True, False], ids=["with the session", "at the run"])
+@parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(name, known):
   """By ONNX Runtime, when the session is created or, where the shape is known late, when it runs; and in Python."""
   wrong = WRONG[name]
@@ -370,7 +372,7 @@ def test_a_dilated_average_needs_an_opset():
 # ---- threads
 
 
-@pytest.mark.parametrize("op", ["FusedPool", "FusedResize"])
+@parametrize("op", ["FusedPool", "FusedResize"])
 def test_many_threads_run_one_session(op):
   """Each with a shape and values of its own, over and over: the same bits every time."""
   given = {**(POOL if op == "FusedPool" else {"mode": "linear", **SCALES}), "layout": "NHWC"}

@@ -10,7 +10,7 @@ import pytest
 from conv_grad_cases import CASES as GRADIENTS
 from exported import DATA
 from onnx import TensorProto, helper
-from onnx_models import all_attributes, parsed
+from onnx_models import all_attributes, parametrize, parsed
 
 import ortplugin
 from models.light import randomized
@@ -47,7 +47,7 @@ def half_weights(model):
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("name", MODELS)
+@parametrize("name", MODELS)
 def test_exported_models(name):
   path = DATA / f"{name}.onnx"
   model, report = ortplugin.optimize(path, precision="fp16", verify=True, providers=["cpu"])
@@ -61,7 +61,7 @@ def test_exported_models(name):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", ["bert_torchscript_opset14_fp16", "t5_dynamo_opset23_fp16", "rms_dynamo_fp16"])
+@parametrize("name", ["bert_torchscript_opset14_fp16", "t5_dynamo_opset23_fp16", "rms_dynamo_fp16"])
 def test_back_to_float32(name):
   model, report = ortplugin.optimize(
     DATA / f"{name}.onnx", precision="fp32", precision_io=True, verify=True, providers=["cpu"]
@@ -93,8 +93,8 @@ def growing(scale):
   """A product of x, times `scale`, moved, and made small again."""
   weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
   return parsed(
-    """g (float[64,64] x) => (float[64,64] y) { [first] a = MatMul (x, w)  [grow] b = Mul (a, large)
-        [move] c = Transpose (b)  [shrink] d = Mul (c, small)  [second] y = MatMul (d, w) }""",
+    """g (float[64,64] x) => (float[64,64] y) { [first] a = MatMul(x, w)  [grow] b = Mul(a, large)
+        [move] c = Transpose(b)  [shrink] d = Mul(c, small)  [second] y = MatMul(d, w) }""",
     weights={"w": weight, "large": np.float32(scale), "small": np.float32(1 / scale)},
   )
 
@@ -165,7 +165,7 @@ def test_on_the_command_line(tmp_path, capsys):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", ["bert_dynamo", "vit_torchscript_opset14", "swin_dynamo"])
+@parametrize("name", ["bert_dynamo", "vit_torchscript_opset14", "swin_dynamo"])
 def test_what_was_converted_is_restored(name, tmp_path, capsys):
   """Inputs and outputs are float32, but the model computes in float16, and the restored one rounds more often."""
   fast, plain = tmp_path / "fast.onnx", tmp_path / "plain.onnx"
@@ -197,7 +197,7 @@ def test_the_coarsest_precision_decides():
   assert Tolerance(rtol=1.0).defaults("float32") == (1e-4, 1e-4)
 
 
-@pytest.mark.parametrize("case", GRADIENTS)
+@parametrize("case", GRADIENTS)
 def test_gradients_of_convolutions(case):
   """X and W have no parameter in the program of a ConvGrad, and its gradients have no result."""
   original = onnx.load_model_from_string(case.model())

@@ -33,7 +33,7 @@ def profiled(model):
 
 
 def test_every_node_has_a_time_and_the_bytes_that_it_writes():
-  line = profiled(parsed("a = Exp (x)  b = Exp (a)  y = Cos (b)"))  # without names
+  line = profiled(parsed("a = Exp(x)  b = Exp(a)  y = Cos(b)"))  # without names
   assert {(each.operator, each.origins) for each in line.nodes} == {
     ("ai.onnx::Exp", ("'a' (Exp)",)),
     ("ai.onnx::Exp", ("'b' (Exp)",)),
@@ -46,7 +46,7 @@ def test_every_node_has_a_time_and_the_bytes_that_it_writes():
 
 def test_a_fused_node_stands_for_all_that_it_computes():
   """ONNX Runtime puts a factor and a Transpose into a product."""
-  body = "t = Transpose <perm = [1,0]> (x)  m = MatMul (x, t)  e = Mul (m, s)  y = MatMul (e, x)"
+  body = "t = Transpose <perm=[1,0]>(x)  m = MatMul(x, t)  e = Mul(m, s)  y = MatMul(e, x)"
   model = parsed(body, "<float s = {3}>")
   fused = next(each for each in profiled(model).nodes if each.operator == "com.microsoft::FusedMatMul")
   assert set(fused.origins) == {"'e' (Mul)", "'m' (MatMul)", "'t' (Transpose)"}
@@ -54,7 +54,7 @@ def test_a_fused_node_stands_for_all_that_it_computes():
 
 def test_convolutions_of_ours_are_timed_as_a_session_has_them(tmp_path):
   weights = "<float[16,16,3,3] w = {" + ",".join(["0.01"] * 2304) + "}>"
-  model, _ = ortplugin.optimize(parsed("c = Conv <pads = [1,1,1,1]> (x, w)  y = Relu (c)", weights, "[1,16,8,8]"))
+  model, _ = ortplugin.optimize(parsed("c = Conv <pads=[1,1,1,1]>(x, w)  y = Relu(c)", weights, "[1,16,8,8]"))
   assert "FusedConv" in {node.op_type for node in model.graph.node}
   onnx.save(model, tmp_path / "model.onnx")
   options, feeds = onnxruntime.SessionOptions(), {"x": np.ones((1, 16, 8, 8), np.float32)}
@@ -67,7 +67,7 @@ def test_convolutions_of_ours_are_timed_as_a_session_has_them(tmp_path):
 
 def test_blocked_convolutions_are_traced_by_their_output():
   weights = "<float[16,16,3,3] w = {" + ",".join(["0.01"] * 2304) + "}>"
-  body = "c = Conv <pads = [1,1,1,1]> (x, w)  r = Relu (c)  d = Conv <pads = [1,1,1,1]> (r, w)  y = Sigmoid (d)"
+  body = "c = Conv <pads=[1,1,1,1]>(x, w)  r = Relu(c)  d = Conv <pads=[1,1,1,1]>(r, w)  y = Sigmoid(d)"
   nodes = profiled(parsed(body, weights, "[1,16,8,8]")).nodes
   found = {origin for each in nodes if each.operator.endswith("::Conv") for origin in each.origins}
   assert found >= {"'r' (Relu)", "'c' (Conv)", "'d' (Conv)"}
@@ -90,7 +90,7 @@ def test_nodes_of_bodies_do_not_count_twice():
       event("after_kernel_time", start + 10_500 * scale, 100 * scale, "Exp"),
     )
   ]
-  model = parsed("y = Exp (x)")
+  model = parsed("y = Exp(x)")
   model.graph.node[0].name = "after"
   line = timeline(events, model, model, 2)
   assert [(each.node, each.ms, each.bytes, each.origins) for each in line.nodes] == [
@@ -136,7 +136,7 @@ def test_a_report_has_times_before_and_after(name, tmp_path, run):
 
 
 def test_a_node_named_as_a_script_is_text(tmp_path, run):
-  model = parsed("a = Exp (x)  y = Sin (a)")
+  model = parsed("a = Exp(x)  y = Sin(a)")
   model.graph.node[0].name = "<script>alert(1)</script>\x1b[2J"
   (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
   status, text, _ = run(tmp_path / "in.onnx", "--profile", "--report", tmp_path / "r.html")
@@ -149,11 +149,11 @@ def test_a_node_named_as_a_script_is_text(tmp_path, run):
 
 
 def test_what_cannot_be_profiled_says_why(tmp_path, run, monkeypatch):
-  (tmp_path / "in.onnx").write_bytes(parsed("i = Cast <to = 7> (x)  y = Gather (x, i)").SerializeToString())
+  (tmp_path / "in.onnx").write_bytes(parsed("i = Cast <to=7>(x)  y = Gather(x, i)").SerializeToString())
   status, text, errors = run(tmp_path / "in.onnx", "--profile")
   assert (status, text) == (1, "")
   assert "does not run on generated inputs" in errors
-  with closing(Verifier(parsed("y = Exp (x)"), providers=["cpu"])) as verifier:
+  with closing(Verifier(parsed("y = Exp(x)"), providers=["cpu"])) as verifier:
     verifier._providers = ["CUDAExecutionProvider"]
     assert "launches" in verifier.profile().skipped
     verifier._providers = ["CPUExecutionProvider"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_gpu import CapturingSession, FakeGpu
 from onnx import TensorProto, helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from ort.host import plain
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
@@ -98,7 +98,7 @@ def test_runs_without_a_graph_have_on_the_host_what_is_made_there():
   assert not verdict(replayed, 1)
 
 
-@pytest.mark.parametrize("number", [0, 1, 19, 20, REPLAYS - 1])
+@parametrize("number", [0, 1, 19, 20, REPLAYS - 1])
 def test_one_wrong_element_in_one_replay_is_found(number):
   def spoil(replay, feeds, outputs):
     if replay == number + 1:  # one goes first, to see whether runs are queued
@@ -207,18 +207,17 @@ def test_runs_that_are_waited_for_are_told():
 
 
 def test_strings_are_a_reason():
-  model = parsed("g (string[2] a) => (string[2] y) { y = Identity(a) }")
-  make = partial(CapturingSession, session_of(model))
+  make = partial(CapturingSession, session_of(parsed("g (string[2] a) => (string[2] y) { y = Identity(a) }")))
   with GraphSession(make, 0, FakeGpu()) as graphs, pytest.raises(NotCaptured, match=r"'a' is a tensor\(string\)"):
     graphs.replay([{"a": np.array(["x", "y"], dtype=object)}])
 
 
-@pytest.mark.parametrize("kind", ["FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "BOOL", "UINT8"])
-@pytest.mark.parametrize("shape", [(), (0, 3), (5, 3)])
+@parametrize("kind", ["FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "BOOL", "UINT8"])
+@parametrize("shape", [(), (0, 3), (5, 3)])
 def test_dtypes_and_shapes(kind, shape):
   number = TensorProto.DataType.Value(kind)
   value = f"{kind.lower()}[{','.join(map(str, shape))}]" if shape else kind.lower()
-  model = parsed(f"g ({value} x) => ({value} y) {{ y = Identity (x) }}")
+  model = parsed(f"g ({value} x) => ({value} y) {{ y = Identity(x) }}")
   x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(helper.tensor_dtype_to_np_dtype(number))
   with GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs:
     replayed = graphs.replay([{"x": x}])

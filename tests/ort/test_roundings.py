@@ -6,9 +6,8 @@ result. The optimized model's is the exact one, rounded once. Where the model as
 
 import numpy as np
 import onnx.parser
-import pytest
 from onnx.reference import ReferenceEvaluator
-from onnx_models import add_weights, parsed
+from onnx_models import add_weights, parametrize, parsed
 
 import ortplugin
 from ort.host import make
@@ -16,7 +15,7 @@ from ort.host import make
 WIDTH = 64
 LARGE, ONES = np.full((2, WIDTH), 2048.0), np.ones((2, WIDTH))
 SIGNS = np.tile([1.0, -1.0], (2, WIDTH // 2))
-NORM = "LayerNormalization <axis = -1, epsilon = 0.0>"
+NORM = "LayerNormalization <axis=-1, epsilon=0.0>"
 CONSTANTS = {
   "one": np.ones(WIDTH, np.float16),
   "zero": np.zeros(WIDTH, np.float16),
@@ -27,17 +26,17 @@ CONSTANTS = {
 
 # By the pass: the nodes, x and r, and what they give in exact arithmetic.
 MODELS = {
-  "fuse-pointwise": ("s = Add (x, r)  y = Sub (s, x)", LARGE, SIGNS, lambda x, r: r),
+  "fuse-pointwise": ("s = Add(x, r)  y = Sub(s, x)", LARGE, SIGNS, lambda x, r: r),
   # 2048 + 1 and 2048 - 1 are 2048 and 2047, which changes no sign; but 2048 + 0.5 and 2048 - 0.5 are both 2048
-  "norm-prologue": (f"s = Add (x, r)  y = {NORM} (s, one, zero)", LARGE, SIGNS / 2, lambda x, r: 2 * r),
+  "norm-prologue": (f"s = Add(x, r)  y = {NORM} (s, one, zero)", LARGE, SIGNS / 2, lambda x, r: 2 * r),
   "norm-epilogue": (
-    f"n = {NORM} (r, one, zero)  a = Mul (n, factor)  b = Mul (a, factor)  y = Sub (b, square)",
+    f"n = {NORM} (r, one, zero)  a = Mul(n, factor)  b = Mul(a, factor)  y = Sub(b, square)",
     ONES,
     ONES * SIGNS,
     lambda x, r: r * (1 + 2.0**-10) ** 2 - (1 + 2.0**-9),
   ),
   "fuse-scatter": (
-    'y = ScatterElements <axis = 1, reduction = "add"> (x, i, r)',
+    'y = ScatterElements <axis=1, reduction="add">(x, i, r)',
     LARGE,
     ONES,
     lambda x, r: np.where(np.arange(WIDTH) == 0, 2048.0 + WIDTH, 2048.0),
@@ -53,7 +52,7 @@ def model_of(nodes, dtype="float16"):
   return made
 
 
-@pytest.mark.parametrize("name", MODELS)
+@parametrize("name", MODELS)
 def test_a_value_in_between_is_not_rounded(name):
   nodes, x, r, exact = MODELS[name]
   feeds = {"x": x.astype(np.float16), "r": r.astype(np.float16)}
@@ -68,11 +67,11 @@ def test_a_value_in_between_is_not_rounded(name):
   assert np.array_equal(found, wanted)
 
 
-@pytest.mark.parametrize(
-  ("name", "nodes"),
+@parametrize(
+  "name, nodes",
   [
-    ("norm-epilogue", "n = LayerNormalization <epsilon = 1e-5> (x, one)  y = Floor (n)"),
-    ("fuse-pointwise", "a = Mul (x, square)  b = Div (a, square)  y = Floor (b)"),
+    ("norm-epilogue", "n = LayerNormalization <epsilon=1e-5>(x, one)  y = Floor(n)"),
+    ("fuse-pointwise", "a = Mul(x, square)  b = Div(a, square)  y = Floor(b)"),
   ],
 )
 def test_what_a_jump_reads_is_rounded(name, nodes):
@@ -85,7 +84,7 @@ def test_what_a_jump_reads_is_rounded(name, nodes):
 
 
 def test_a_rounding_that_the_model_asks_for_stays():
-  nodes = f"s = Add (x, r)  h = Cast <to = 10> (s)  w = Cast <to = 1> (h)  y = Sub (w, x)  n = {NORM} (h, one, zero)"
+  nodes = f"s = Add(x, r)  h = Cast <to=10>(s)  w = Cast <to=1>(h)  y = Sub(w, x)  n = {NORM} (h, one, zero)"
   model = model_of(nodes, "float")
   model.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("n", onnx.TensorProto.FLOAT16, [2, WIDTH]))
   feeds = {"x": LARGE.astype(np.float32), "r": (SIGNS / 2).astype(np.float32)}

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from node_cases import identity_model
 from onnx import TensorProto, helper
-from onnx_models import built
+from onnx_models import built, parametrize
 
 import ortplugin
 from ortplugin.errors import RuntimeMissingError, UsageError
@@ -57,7 +57,7 @@ def test_cuda_is_refused_where_there_is_none():
     ortplugin.session(norm_model(), ["cuda"])
 
 
-@pytest.mark.parametrize("name", ["FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "BOOL", "UINT8", "FLOAT8E4M3FN"])
+@parametrize("name", ["FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "BOOL", "UINT8", "FLOAT8E4M3FN"])
 def test_every_dtype_goes_through(name):
   number = TensorProto.DataType.Value(name)
   x = np.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
@@ -82,8 +82,8 @@ def test_results_are_the_callers_own():
   assert kept.astype(float).sum() == 4
 
 
-@pytest.mark.parametrize(
-  ("feeds", "words"),
+@parametrize(
+  "feeds, words",
   [
     ({"x": np.ones((1, 1))}, "input 'x' is float64, the model wants float32"),
     ({"y": np.ones((1, 1), np.float32)}, "no input 'y'"),

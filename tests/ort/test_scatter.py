@@ -15,7 +15,7 @@ import pytest
 from node_cases import OPSET, bits
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import built, infos, parsed
+from onnx_models import built, infos, parametrize, parsed
 from scatter_cases import CASES, FLOATING, by_name, check, check_any_order, elements, expect, nd, window
 from threads import in_threads
 
@@ -23,11 +23,11 @@ import ortplugin
 from ort.host import CPU_ONLY, assert_inferred, make, options
 from ort.host import run_one as run
 from ort.refusals import assert_refused_in_time, refusals_of
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   session = make(case.model())
   assert session.get_outputs()[0].shape == list(case.shapes[0])
@@ -74,8 +74,8 @@ def test_the_decompositions_run_without_the_library():
   assert compared["UpdateSlice"] > 60
 
 
-@pytest.mark.parametrize("reduction", ["none", "add", "mul", "min", "max"])
-@pytest.mark.parametrize("dtype", ["float", "double", "int32", "int64", "uint8"])
+@parametrize("reduction", ["none", "add", "mul", "min", "max"])
+@parametrize("dtype", ["float", "double", "int32", "int64", "uint8"])
 def test_equals_the_runtimes_own_operators(dtype, reduction):
   given = {} if reduction == "none" else {"reduction": reduction}
   values = "near one" if dtype in FLOATING else "bits"
@@ -91,13 +91,12 @@ def test_equals_the_runtimes_own_operators(dtype, reduction):
     wanted = theirs([own], case)
     if wanted is None:
       continue
-    got = run(make(case.model()), case)
-    assert (bits(got) == bits(wanted)).all(), case.name
+    assert (bits(run(make(case.model()), case)) == bits(wanted)).all(), case.name
     compared += 1
   assert compared >= 2
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
+@parametrize("dtype", FLOATING)
 def test_sums_in_any_order_stay_within_their_bound(dtype):
   """deterministic=0 on the CPU takes the same order; the bound is the one that a GPU's atomics are held to."""
   for case in (
@@ -108,7 +107,7 @@ def test_sums_in_any_order_stay_within_their_bound(dtype):
     check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "sequential", "parallel", "sorting"])
+@parametrize("algorithm", ["auto", "sequential", "parallel", "sorting"])
 def test_the_algorithm_is_the_gpus(algorithm):
   case = by_name["nd add of few, float16"].with_attributes(algorithm=algorithm)
   check(case, run(make(case.model()), case))
@@ -134,8 +133,8 @@ LARGE = (
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("case", LARGE)
+@parametrize("threads", [1, 2, 5])
+@parametrize("case", LARGE)
 def test_large_ones_on_any_number_of_threads(case, threads):
   made = options()
   made.intra_op_num_threads = threads
@@ -160,8 +159,8 @@ def test_many_threads_run_one_session():
 # ---- shape inference
 
 
-@pytest.mark.parametrize(
-  ("case", "shapes", "wanted"),
+@parametrize(
+  "case, shapes, wanted",
   [
     (nd("", (4, 3), (2, 1)), [("n", 3), ("k", 1), ("k", 3)], ["n", 3]),
     (nd("", (4, 3), (2, 1)), [(4, 3), None, None], [4, 3]),
@@ -174,8 +173,7 @@ def test_many_threads_run_one_session():
 )
 def test_shapes_are_inferred(case, shapes, wanted):
   for dtype in ("float16", "bfloat16", "float", "int64", "bool"):
-    session = make(replace(case, dtype=dtype).model(shapes))
-    (output,) = session.get_outputs()
+    (output,) = make(replace(case, dtype=dtype).model(shapes)).get_outputs()
     assert_inferred(output, wanted, dtype)
 
 
@@ -236,11 +234,11 @@ MOST = "most = ReduceMax(y)"
 
 PLACES = {
   "the last use": Place(MADE, f"{WRITE} {MOST}", ("most",), 1),
-  "a slice": Place(MADE, f"y = ortplugin.UpdateSlice<axes = [0]>(data, updates, one) {MOST}", ("most",), 1),
+  "a slice": Place(MADE, f"y = ortplugin.UpdateSlice<axes=[0]>(data, updates, one) {MOST}", ("most",), 1),
   "a chain": Place(
     MADE,
     f"""u = ortplugin.ScatterND(data, indices, updates)
-        v = ortplugin.UpdateSlice<axes = [0]>(u, updates, one)
+        v = ortplugin.UpdateSlice<axes=[0]>(u, updates, one)
         y = ortplugin.ScatterND(v, indices, updates) {MOST}""",
     ("most",),
     1,
@@ -256,7 +254,7 @@ PLACES = {
   "data is written twice": Place(
     MADE,
     f"""v = ortplugin.ScatterND(data, indices, updates)
-        y = ortplugin.UpdateSlice<axes = [0]>(data, updates, one) {MOST} other = ReduceMax(v)""",
+        y = ortplugin.UpdateSlice<axes=[0]>(data, updates, one) {MOST} other = ReduceMax(v)""",
     ("most", "other"),
     2,
   ),
@@ -327,12 +325,12 @@ def tensors_held(library):
   return held
 
 
-@pytest.mark.parametrize("name", PLACES)
+@parametrize("name", PLACES)
 def test_a_copy_is_made_only_where_it_must(tensors_held, name):
   assert tensors_held[name] == PLACES[name].tensors
 
 
-@pytest.mark.parametrize("name", PLACES)
+@parametrize("name", PLACES)
 def test_outputs_are_right_in_place_and_out_of_it(name):
   place = PLACES[name]
   model = place.model(37)
@@ -501,7 +499,7 @@ def refusals(library):
   return refusals_of({name: (each.model(), each.feeds()) for name, each in WRONG.items()})
 
 
-@pytest.mark.parametrize("name", WRONG)
+@parametrize("name", WRONG)
 def test_a_wrong_node_or_index_is_refused(refusals, name):
   wrong = WRONG[name]
   assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator=wrong.op)
@@ -570,7 +568,7 @@ def random_case(rng, number):
   return window(name, data, tuple(updates), tuple(starts), dtype, axes=axes, steps=steps)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@parametrize("seed", range(8))
 def test_random_shapes(seed):
   rng = np.random.default_rng(seed)
   for number in range(10):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from onnx_models import add_weights, parsed
+from onnx_models import add_weights, parametrize, parsed
 
 import ortplugin
 
@@ -66,8 +66,8 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("skip", [[], ["update-slice"]])
-@pytest.mark.parametrize("shapes", SHAPES)
+@parametrize("skip", [[], ["update-slice"]])
+@parametrize("shapes", SHAPES)
 def test_a_chain_stays_in_place(shapes, skip, feeds, tmp_path):
   original = model(SHAPES[shapes])
   optimized, _ = ortplugin.optimize(original, skip=[*skip, *APART])

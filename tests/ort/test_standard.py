@@ -8,12 +8,12 @@ import onnxruntime
 import pytest
 from matmul_cases import BIAS_RELU, check, made
 from onnx import helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from ortplugin.check import judge
 from ortplugin.check.inputs import without_weights
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.session import core
 from ortplugin.standard import standard_on_cpu
 
@@ -30,8 +30,8 @@ def network(dtype="float32", op="Conv"):
   kind = {"float32": "float"}.get(dtype, dtype)
   return parsed(
     f"""g ({kind}[N,8,9,9] x) => ({kind}[N,8,8,8] y) <int64[1,1] i = {{1}}> {{
-        a = ScatterND (x, i, u)  c = {op} <pads = [1, 1, 1, 1]> (a, w)  r = Relu (c)
-        n = LayerNormalization (r, g, h)  m = Mul (n, n)  y = MaxPool <kernel_shape = [2, 2]> (m) }}""",
+        a = ScatterND(x, i, u)  c = {op} <pads=[1,1,1,1]>(a, w)  r = Relu(c)
+        n = LayerNormalization(r, g, h)  m = Mul(n, n)  y = MaxPool <kernel_shape=[2,2]>(m) }}""",
     18,
     10,
     weights={name: value.astype(dtype) for name, value in tensors.items()},
@@ -43,7 +43,7 @@ def ours(model):
   return {node.op_type for node in proto.graph.node if node.domain == DOMAIN}
 
 
-@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+@parametrize("op", ["Conv", "ConvTranspose"])
 def test_what_surrounds_a_convolution_in_float_is_standard(op, tmp_path):
   original = network(op=op)
   optimized, _ = ortplugin.optimize(original)
@@ -56,11 +56,10 @@ def test_what_surrounds_a_convolution_in_float_is_standard(op, tmp_path):
   feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
   wanted = ortplugin.session(original.SerializeToString(), ["cpu"]).run(None, feeds)[0]
   for source in (optimized.SerializeToString(), tmp_path / "m.onnx"):
-    found = ortplugin.session(source, ["cpu"]).run(None, feeds)[0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ortplugin.session(source, ["cpu"]).run(None, feeds)[0], wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Average", "Max"])
+@parametrize("kind", ["Average", "Max"])
 def test_a_global_pool_of_known_size_has_a_window(kind):
   """In NHWC its standard form is a reduction, before which ONNX Runtime gives up its layout in blocks."""
   original = network()
@@ -127,7 +126,7 @@ def test_no_standard_form_at_its_opset():
   assert standard_on_cpu(optimized.SerializeToString()) is None
 
 
-@pytest.mark.parametrize("providers", [["cuda"], ["cpu"]])
+@parametrize("providers", [["cuda"], ["cpu"]])
 def test_with_a_gpu_or_unasked_the_model_stays(providers, monkeypatch):
   optimized, _ = ortplugin.optimize(network())
   given = []

@@ -21,8 +21,7 @@ def check(function, args, expected, tolerance=1e-4):
   """Exports, counts our operators, compares with PyTorch before and after the optimizer."""
   wanted = function(*[each.detach().requires_grad_(each.is_floating_point()) for each in args])
   model = torch_export.export(function, args)
-  found = Counter(node.op_type for node in model.graph.node if node.domain == "ortplugin")
-  assert found == expected
+  assert Counter(node.op_type for node in model.graph.node if node.domain == "ortplugin") == expected
   for each in (model, run_passes(model, PIPELINE)[0]):
     options = onnxruntime.SessionOptions()
     ortplugin.register(options)
@@ -34,7 +33,7 @@ def check(function, args, expected, tolerance=1e-4):
 
 
 @pytest.mark.parametrize(
-  ("transposed", "groups", "attributes"),
+  "transposed, groups, attributes",
   [
     (False, 1, {"stride": 2, "padding": 1}),
     (False, 2, {"stride": (2, 1), "dilation": (1, 2), "padding": (0, 2)}),

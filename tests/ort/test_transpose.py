@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 from node_cases import OPSET, bits, model_with
 from onnx import helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 from threads import in_threads
 from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
 from ort.host import make, plain
 from ort.host import run_one as run
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops.transpose import decompose
 from ortplugin.optimizer import select_passes
 from ortplugin.optimizer.loop import run_passes
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
@@ -25,14 +25,14 @@ def test_equals_the_reference(case):
     assert session.get_outputs()[0].shape == list(found.shape)
 
 
-@pytest.mark.parametrize("first", range(0, 60, 12))
+@parametrize("first", range(0, 60, 12))
 def test_random_orders_and_windows(first):
   for seed in range(first, first + 12):
     case = random_case(seed)
     check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("name", ["V, float16", "from the end, int32", "talking heads, float", "none moves, uint8"])
+@parametrize("name", ["V, float16", "from the end, int32", "talking heads, float", "none moves, uint8"])
 def test_the_decomposition_gives_the_same(name):
   case = by_name[name]
   model = model_with(decompose(case.node(), OPSET), [("x", case.dtype, case.shape)], [("y", case.dtype)])
@@ -42,12 +42,12 @@ def test_the_decomposition_gives_the_same(name):
 def test_attention_as_exporters_write_it(rng):
   """Of coat: Q, K and V, and V without its class token; the same outputs with and without the pass."""
   graph = """g (float[N,50,96] x) => (float[N,4,50,50] s, float[N,4,8,49] v)
-    <int64[5] heads = {0, 50, 3, 4, 8}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[1] one = {1},
+    <int64[5] heads = {0,50,3,4,8}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[1] one = {1},
      int64[1] end = {9223372036854775807}, int64[1] two = {2}> {
-      h = Reshape(x, heads)  t = Transpose<perm = [2, 0, 3, 1, 4]>(h)
+      h = Reshape(x, heads)  t = Transpose<perm=[2,0,3,1,4]>(h)
       a = Gather(t, i0)  b = Gather(t, i1)  c = Gather(t, i2)
-      k = Transpose<perm = [0, 1, 3, 2]>(b)  s = MatMul(a, k)
-      d = Slice(c, one, end, two)  v = Transpose<perm = [0, 1, 3, 2]>(d) }"""
+      k = Transpose<perm=[0,1,3,2]>(b)  s = MatMul(a, k)
+      d = Slice(c, one, end, two)  v = Transpose<perm=[0,1,3,2]>(d) }"""
   original = parsed(graph, 17)
   made, _, _ = run_passes(original, select_passes(only=["fuse-transpose"]))
   moved = [node.op_type for node in made.graph.node if "Transpose" in node.op_type]
@@ -82,8 +82,8 @@ def test_large_tensors_on_many_threads():
     in_threads(4, again)
 
 
-@pytest.mark.parametrize(
-  ("attributes", "shape", "words"),
+@parametrize(
+  "attributes, shape, words",
   [
     ({}, (2, 3), "'perm' has 0 numbers"),
     ({"perm": [0, 0]}, (2, 3), "no order of the axes 0 to 1"),
@@ -97,8 +97,7 @@ def test_what_is_refused(attributes, shape, words):
   node = helper.make_node("FusedTranspose", ["x"], ["y"], "moved", domain=DOMAIN, **attributes)
 
   def attempt():
-    session = make(model_with([node], [("x", "float", None)], [("y", "float")]))
-    session.run(None, {"x": np.zeros(shape, np.float32)})
+    make(model_with([node], [("x", "float", None)], [("y", "float")])).run(None, {"x": np.zeros(shape, np.float32)})
 
   with pytest.raises(Exception, match="node 'moved'") as caught:
     attempt()

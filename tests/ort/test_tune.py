@@ -8,7 +8,7 @@ import pytest
 from conv_grad_cases import by_name
 from exported import DATA
 from onnx import ModelProto, NodeProto, helper
-from onnx_models import built
+from onnx_models import built, parametrize
 
 import ortplugin
 from ortplugin.check import tune
@@ -60,17 +60,15 @@ def algorithm(candidate):
 
 
 def outputs(model, feeds):
-  session = ortplugin.session(model.SerializeToString(), providers=["cpu"])
-  return run_on_host(session, feeds, ["y"])["y"]
+  return run_on_host(ortplugin.session(model.SerializeToString(), providers=["cpu"]), feeds, ["y"])["y"]
 
 
-@pytest.mark.parametrize("best", ["sequential", "parallel", "sorting", "standard", "auto"])
+@parametrize("best", ["sequential", "parallel", "sorting", "standard", "auto"])
 def test_the_fastest_stands_in_the_model(best, monkeypatch):
   model, feeds = two_scatters()
   measured = timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == best else 2.0)
   tuned, report = tune.tune(model, feeds, CPU)
-  found = {algorithm([node]) for node in tuned.graph.node if node.op_type != "Constant"}
-  assert found == {best}
+  assert {algorithm([node]) for node in tuned.graph.node if node.op_type != "Constant"} == {best}
   assert [entry.node for entry in report] == [f"{name} ({SCATTER})" for name in ("one", "two", "three")]
   assert {entry.choice for entry in report} == {{"auto": "", "standard": tune.STANDARD}.get(best, f"algorithm={best}")}
   assert set(measured) == {"one", "three"}, "alike nodes are measured once"
@@ -79,7 +77,7 @@ def test_the_fastest_stands_in_the_model(best, monkeypatch):
   onnx.checker.check_model(tuned)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "others",
   [
     pytest.param(0.99, id="too little is gained"),
@@ -206,8 +204,8 @@ def ways_of(candidate):
   return given.get("data_algorithm", "auto"), given.get("weight_algorithm", "auto")
 
 
-@pytest.mark.parametrize(
-  ("data", "weight"),
+@parametrize(
+  "data, weight",
   [("engine=1;k2=3", "own"), ("own", "engine=7"), ("engine=2", "auto"), ("auto", "engine=1"), ("auto", "auto")],
 )
 def test_the_best_of_each_attribute_stands_in_the_node(data, weight, monkeypatch):
@@ -258,7 +256,7 @@ def test_a_wrong_choice_leaves_the_others(monkeypatch):
   assert entry.microseconds["data_algorithm=own"] is None
 
 
-@pytest.mark.parametrize(("standard", "is_taken"), [(4.95, False), (4.5, True)])
+@parametrize("standard, is_taken", [(4.95, False), (4.5, True)])
 def test_standard_onnx_competes_with_the_chosen(standard, is_taken, monkeypatch):
   model, feeds = gradient(monkeypatch)
 

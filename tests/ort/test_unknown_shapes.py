@@ -3,15 +3,13 @@
 import numpy as np
 import onnx
 import onnx.parser
-import pytest
 from node_cases import model_with
 from onnx import TensorProto, helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from ort.host import make
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.messages import walk_nodes
+from ortplugin.graph import DOMAIN, walk_nodes
 from ortplugin.ops import OPERATORS
 
 # Each operator's inputs, the attributes, and how many outputs it has. The first input's shape is not known.
@@ -67,7 +65,7 @@ class Hidden:
     self.wanted = _outputs(model_with([known], self.declared, [("y", "float")], self.constants), self.arrays)
 
 
-@pytest.mark.parametrize("name", [operator.name for operator in OPERATORS])
+@parametrize("name", [operator.name for operator in OPERATORS])
 def test_an_unknown_rank_is_no_scalar(name):
   """Gather would refuse a scalar when the session is made."""
   hidden = Hidden(name)
@@ -88,8 +86,8 @@ def test_an_unknown_rank_is_no_scalar(name):
   assert np.array_equal(found, hidden.wanted[[1, 0]])
 
 
-@pytest.mark.parametrize("axis", [2, 3])
-@pytest.mark.parametrize("name", [operator.name for operator in OPERATORS])
+@parametrize("axis", [2, 3])
+@parametrize("name", [operator.name for operator in OPERATORS])
 def test_a_length_of_zero_is_unknown_before_a_run(name, axis):
   """onnx's inference says it of an Attention on open lengths, which here has one key and so gives its values."""
   hidden = Hidden(name)
@@ -118,11 +116,11 @@ def test_a_length_of_zero_is_unknown_before_a_run(name, axis):
   assert all(a in (0, b) for a, b in said if isinstance(a, int))  # 0, as ONNX's own operators do
 
 
-@pytest.mark.parametrize("body", ["y = Abs(r)", "a = Abs(r)  y = Sin(a)  "])
+@parametrize("body", ["y = Abs(r)", "a = Abs(r)  y = Sin(a)  "])
 def test_a_scan_that_gives_out_a_scalar(body):
   """Its body declares no shapes, and ONNX Runtime asks for those of what it gives out."""
   model = parsed(f"""g (float[?] xs, float start) => (float last, float[?] each) {{
-      last, each = Scan <num_scan_inputs = 1, body = body (float[] s, float[] x) => (float[] t, float[] y) {{
+      last, each = Scan <num_scan_inputs=1, body = body (float[] s, float[] x) => (float[] t, float[] y) {{
         t = Add(s, x)  r = Relu(t)  {body}
       }}> (start, xs)
     }}""")

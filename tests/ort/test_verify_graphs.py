@@ -24,7 +24,7 @@ from ortplugin.session import CPU, CUDA
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[4,8] x) => (float[4,8] y, float[4,8] z) { a = Abs(x) y = Neg(a) e = Exp(x) z = Sqrt(e) }"""
 WEIGHTS = """<ir_version: 8, opset_import: ["": 17]>
-g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }"""
+g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) }"""
 
 
 def no_fault(model, options, replay, outputs):
@@ -238,7 +238,7 @@ def test_float_weights_are_replayed_with_tf32_too(machine):
 
 
 @pytest.mark.parametrize(
-  ("original", "optimized", "passes"),
+  "original, optimized, passes",
   [(1, 1.005, True), (1, 1.1, False), (1.1, 1.1, True), (1.1, 1.15, True), (1.1, 1.5, False), (1, np.nan, False)],
 )
 def test_values_with_tf32_are_the_originals_but_for_rounding(machine, original, optimized, passes):
@@ -251,11 +251,11 @@ def test_values_with_tf32_are_the_originals_but_for_rounding(machine, original, 
   assert all("with TF32, without a graph" in each.outputs[0].message for each in failed)
 
 
-@pytest.mark.parametrize(("optimized", "passes"), [(1.005, True), (1.1, False), (np.nan, False)])
+@pytest.mark.parametrize("optimized, passes", [(1.005, True), (1.1, False), (np.nan, False)])
 def test_what_can_not_be_captured_runs_with_tf32_too(machine, optimized, passes):
   """Only floats are asked: an index may be another one where two scores are nearly equal."""
   text = WEIGHTS.replace("=> (float[1,2] y)", "=> (float[1,2] y, int64[1,1] i)")
-  text = text.replace("y = MatMul(x, w)", "y = MatMul(x, w)  i = ArgMax<axis = 1>(y)")
+  text = text.replace("y = MatMul(x, w)", "y = MatMul(x, w)  i = ArgMax<axis=1>(y)")
   machine.refuse = lambda model: "operation not permitted when stream is capturing"
   machine.tf32 = lambda side, value: (
     value if side.path.stem == "original" else value * np.float32(optimized) if value.dtype == np.float32 else 1 - value
@@ -284,8 +284,7 @@ def test_an_error_with_tf32_alone_is_a_failure(machine):
 
 
 def test_shifted_values_are_the_same_ones_elsewhere():
-  feeds = {"a": np.arange(6).reshape(1, 6), "s": np.float32(3), "l": [np.arange(3)], "n": 1}
-  found = shifted(feeds)
+  found = shifted({"a": np.arange(6).reshape(1, 6), "s": np.float32(3), "l": [np.arange(3)], "n": 1})
   assert found["a"].tolist() == [[5, 0, 1, 2, 3, 4]]
   assert found["s"] == 3
   assert found["l"][0].tolist() == [2, 0, 1]

@@ -31,8 +31,7 @@ def symbols(library):
   """The dynamic symbols that the library has for others, and those that it asks for."""
   rows = [line.split() for line in readelf(library, "--dyn-syms").splitlines()]
   named = [(row[6], row[7].split("@")[0]) for row in rows if len(row) >= 8 and row[0].rstrip(":").isdigit()]
-  given = {name for section, name in named if section != "UND"}
-  return given, {name for section, name in named if section == "UND"}
+  return {name for section, name in named if section != "UND"}, {name for section, name in named if section == "UND"}
 
 
 def needed(library):

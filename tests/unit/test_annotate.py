@@ -29,15 +29,14 @@ def it_ends(monkeypatch):
 
 def shapes(text, opset=17):
   """The shapes of all values of a graph in ONNX's textual syntax."""
-  model = parsed(f"{text}", opset, domains=["com.microsoft"])
-  graph = annotated(model)
+  graph = annotated(parsed(f"{text}", opset, domains=["com.microsoft"]))
   return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
 
 
 def test_names_of_outputs_give_way_to_lengths():
   """Every value is an output whose declared name contradicts what is inferred."""
   found = shapes("""g (float[3,2] x, float[2,P] r) => (float[L,M] v0, float[M,P] v1, float[M,B] v3)
-    <float[2] g = {1, 1}> { v0 = com.microsoft.SkipLayerNormalization(x, r, g)  v1 = Add(v0, x)
+    <float[2] g = {1,1}> { v0 = com.microsoft.SkipLayerNormalization(x, r, g)  v1 = Add(v0, x)
     v2 = LayerNormalization(v1, g)  v3 = Add(v1, r) }""")
   assert found["v0"] == found["v1"] == found["v2"] == (3, 2)
 
@@ -58,7 +57,7 @@ def test_what_only_the_model_says_is_taken():
 
 STALE = """g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] y)
       <int64[1] axes = {0}, float[1,1,3] p, float[1,3] s, float[1,1,3] r> {
-      p = MaxPool<kernel_shape = [1], strides = [3], ceil_mode = 1>(x)
+      p = MaxPool<kernel_shape=[1], strides=[3], ceil_mode=1>(x)
       s = Squeeze(p, axes)
       r = Unsqueeze(s, axes)
       y = ScatterND(r, zero, u)
@@ -67,8 +66,7 @@ STALE = """g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] 
 
 def test_what_follows_from_a_hidden_node_is_surer_than_what_the_model_says():
   """onnx infers 3 windows, exporters write that, and ONNX Runtime computes 2."""
-  graph = annotated(parsed(STALE))
-  shapes = {node.outputs[0].name: node.outputs[0].shape for node in graph.nodes}
+  shapes = {node.outputs[0].name: node.outputs[0].shape for node in annotated(parsed(STALE)).nodes}
   assert shapes == {"p": (1, 1, 2), "s": (1, 2), "r": (1, 1, 2), "y": (1, 1, 2)}
 
 
@@ -91,12 +89,12 @@ def test_it_ends_whatever_a_model_says_of_its_values(seed):
   for index in range(pick.randint(3, 7)):
     a, b = pick.choice(values), pick.choice(values)
     op = pick.choice([f"com.microsoft.SkipLayerNormalization({a}, {b}, g)", f"LayerNormalization({a}, g)",
-                      f"Add({a}, {b})", f"Tanh({a})", f"Transpose<perm = [1, 0]>({a})"])  # fmt: skip
+                      f"Add({a}, {b})", f"Tanh({a})", f"Transpose<perm=[1,0]>({a})"])  # fmt: skip
     values.append(f"v{index}")
     nodes.append(f"v{index} = {op}")
   outputs = [each for each in values[2:] if pick.random() < 0.5 or each == values[-1]]
   told = [f"float[{dims('235BSPQ')}] {each}" for each in values[2:] if each not in outputs and pick.random() < 0.7]
-  told.append("float[2] g = {1, 1}")
+  told.append("float[2] g = {1,1}")
   outer = ", ".join(f"float[{dims('BSPQZKLM')}] {each}" for each in outputs)
   text = f"g (float[{dims('235BSPQ')}] x, float[{dims('235BSPQ')}] r) => ({outer}) <{', '.join(told)}>"
   assert shapes(f"{text} {{ {'  '.join(nodes)} }}", pick.choice([13, 17]))

@@ -5,9 +5,10 @@ import pytest
 from attention_cases import CASES, LAYOUTS, by_name, case_of, check
 from node_cases import assert_invalid
 from onnx import helper
+from onnx_models import parametrize
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.ops.attention.layout import Atom, Sizes, parse, shape_of, sizes
@@ -26,7 +27,7 @@ def test_a_layout_is_axes_of_atoms():
   assert str(parse("(b) (h s) d")) == "b (h s) d"
 
 
-@pytest.mark.parametrize("texts", LAYOUTS.values())
+@parametrize("texts", LAYOUTS.values())
 def test_the_text_of_a_layout_is_the_layout(texts):
   for text, is_output in zip(texts, (False, False, False, True), strict=True):
     whole = text.format(h=4, hk=6, t=8)
@@ -59,7 +60,7 @@ WRONG_LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("text", WRONG_LAYOUTS)
+@parametrize("text", WRONG_LAYOUTS)
 def test_what_is_no_layout(text):
   with pytest.raises(ValueError, match=WRONG_LAYOUTS[text].replace("(", r"\(")):
     parse(text)
@@ -84,7 +85,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "heads", "shape", "wanted"), SIZES)
+@parametrize("text, heads, shape, wanted", SIZES)
 def test_sizes_of_a_shape(text, heads, shape, wanted):
   assert sizes(parse(text), heads, shape) == wanted
 
@@ -138,8 +139,8 @@ def slow(q, k, v, mask, how):
   return y
 
 
-@pytest.mark.parametrize("causal", ["none", "upper_left", "lower_right"])
-@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (7, 5), (4, 4), (1, 3), (3, 0)])
+@parametrize("causal", ["none", "upper_left", "lower_right"])
+@parametrize("queries, keys", [(5, 7), (7, 5), (4, 4), (1, 3), (3, 0)])
 def test_the_reference_is_the_formula(queries, keys, causal):
   rng = np.random.default_rng(queries * 10 + keys)
   q, k, v = rng.standard_normal((2, 4, queries, 3)), rng.standard_normal((2, 2, keys, 3)), rng.random((2, 2, keys, 6))
@@ -215,7 +216,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 
@@ -250,7 +251,7 @@ def _outputs(case):
   return [np.array(each) for each in OPERATOR.reference(case.node(), case.inputs())]
 
 
-@pytest.mark.parametrize("case", CASES[::9])
+@parametrize("case", CASES[::9])
 def test_the_reference_passes_its_own_comparison(case):
   check(case, _outputs(case))
 
@@ -267,8 +268,8 @@ def turned(x, cos, sin):
   return np.array(rotated(x, cos, sin, "half"))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double"])
-@pytest.mark.parametrize("mistake", ROTATED_MISTAKES)
+@parametrize("dtype", ["float16", "bfloat16", "float", "double"])
+@parametrize("mistake", ROTATED_MISTAKES)
 def test_the_comparison_sees_mistakes_of_a_rotation(mistake, dtype):
   case = case_of(f"mistaken, rotated, {dtype}", dtype, (2, 2, 20, 20, 16), tables=(dtype, (20, 4)), rotary="half")
   inputs = [np.asarray(x) for x in case.inputs()]
@@ -311,8 +312,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double"])
-@pytest.mark.parametrize("mistake", MISTAKES)
+@parametrize("dtype", ["float16", "bfloat16", "float", "double"])
+@parametrize("mistake", MISTAKES)
 def test_the_comparison_sees_mistakes(mistake, dtype):
   case = case_of(f"mistaken, {dtype}", dtype, (2, 2, 20, 70, 16))
   inputs = [np.asarray(x) for x in case.inputs()]

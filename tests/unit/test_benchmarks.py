@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx.checker
 import pytest
+from onnx_models import parametrize
 
 # Appended: `benchmarks` has a module of the name of a package of ours.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -37,8 +38,8 @@ models = _load_models()
 # ---- whole networks
 
 
-@pytest.mark.parametrize(
-  ("text", "dtype", "sizes", "found", "title"),
+@parametrize(
+  "text, dtype, sizes, found, title",
   [
     ("resnet50:8", "fp16", (8,), "resnet50:8", "ResNet-50, batch 8"),
     ("bert_base:8x128", "fp16", (8, 128), "bert_base:8x128", "BERT-base, 8x128"),
@@ -57,8 +58,8 @@ def test_what_a_case_says(text, dtype, sizes, found, title):
   assert case.title(other) == f"{title}, by {other}"
 
 
-@pytest.mark.parametrize(
-  ("text", "message"),
+@parametrize(
+  "text, message",
   [
     ("nothing:8", "'nothing:8' has no name of resnet50"),
     ("resnet50", "'resnet50' is not resnet50:BATCH"),
@@ -141,8 +142,8 @@ def test_cases_of_attention_are_distinct_and_have_steps_that_fit():
     assert case.steps * 2 * elements <= 1.1 * attention.BYTES
 
 
-@pytest.mark.parametrize(
-  ("given", "flops", "text"),
+@parametrize(
+  "given, flops, text",
   [
     ({}, 4 * 2 * 4 * 32 * 81, "x, 2 x 4 x 9 x 32"),
     ({"causal": True}, 4 * 2 * 4 * 32 * 45, "x, 2 x 4 x 9 x 32, causal"),
@@ -155,10 +156,9 @@ def test_flops_are_of_what_is_seen(given, flops, text):
   assert str(case) == text
 
 
-@pytest.mark.parametrize("mask", ["", "bias", "padding"])
+@parametrize("mask", ["", "bias", "padding"])
 def test_a_step_of_attention_shares_nothing(mask):
-  case = attention.Case("sweep", "x", 2, 9, 4, 32, keys=5, kv_heads=2, mask=mask)
-  model = onnx.load_from_string(case.model(3))
+  model = onnx.load_from_string(attention.Case("sweep", "x", 2, 9, 4, 32, keys=5, kv_heads=2, mask=mask).model(3))
   onnx.checker.check_model(model)
   names = [name for node in model.graph.node for name in (*node.input, *node.output)]
   assert len(set(names)) == len(names) == 3 * (5 if mask else 4)
@@ -186,8 +186,8 @@ def test_products_are_distinct_and_have_steps_that_fit():
     assert case.steps * 2 * case.n * case.k <= 2**30  # a model holds less than 2 GiB
 
 
-@pytest.mark.parametrize("epilogue", matmul.EPILOGUES)
-@pytest.mark.parametrize("dtype", ["float16", "float"])
+@parametrize("epilogue", matmul.EPILOGUES)
+@parametrize("dtype", ["float16", "float"])
 def test_a_step_of_a_product_shares_nothing(epilogue, dtype):
   case = matmul.Case("sweep", "", 3, 5, 7, epilogue, dtype)
   weights = [{"w": np.ones((5, 7), case.numpy), "b": np.ones(5, case.numpy)} for _ in range(2)]
@@ -216,6 +216,6 @@ def test_the_table_of_products_compares_like_with_like():
   assert lines[3] == "| 1 x 2 x 3, bias | 3.0 | 6.0 | 2.0 | 4.0 | 1.5 | 1.50 |"
 
 
-@pytest.mark.parametrize("name", ["attention", "matmul"])
+@parametrize("name", ["attention", "matmul"])
 def test_the_docs_have_a_place_for_the_tables(name):
   assert f"<!-- benchmark:{name} -->" in timing.BENCHMARKS.read_text()

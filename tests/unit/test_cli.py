@@ -10,10 +10,9 @@ import sys
 from types import SimpleNamespace
 
 import onnx
-import pytest
 from exported import DATA
 from mistakes import check_mistake
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from ortplugin import optimizer, progress
@@ -39,8 +38,7 @@ class Misses:
 
 
 def small_file(folder):
-  model = parsed("g (float[4] x) => (float[4] y) { [abs] y = Abs (x) }")
-  onnx.save(model, folder / "in.onnx")
+  onnx.save(parsed("g (float[4] x) => (float[4] y) { [abs] y = Abs(x) }"), folder / "in.onnx")
   return folder / "in.onnx"
 
 
@@ -80,7 +78,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line(name, tmp_path, run):
   check_mistake(MISTAKES[name], BERT, tmp_path, run)
 
@@ -129,7 +127,7 @@ def test_an_internal_error_is_one_line_and_debug_shows_where(tmp_path, capsys, m
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (MemoryError(), 1)])
+@parametrize("error, status", [(KeyboardInterrupt(), 130), (MemoryError(), 1)])
 def test_interruptions_and_exhaustion_are_one_line(error, status, tmp_path, run, monkeypatch):
   def fail(*_, **__):
     raise error

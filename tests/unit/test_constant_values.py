@@ -2,21 +2,23 @@
 
 import numpy as np
 import onnx
-import pytest
-from onnx_models import add_weights, annotated
+from onnx_models import add_weights, annotated, parametrize
 
 from ortplugin.graph.constant_values import constant_values
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
-from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
+from ortplugin.optimizer.pipeline import (
+  FUSE_LAYER_NORM,
+  FUSE_POINTWISE,
+  FUSE_SUM_TO,
+  LONE_POINTWISE,
+  MATMUL_TO_FUSED,
+  MATMUL_TO_TF32,
+)
 
 
 def graph(dtype, more=""):
   model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
     g ({dtype}[2,3,9,9] x) => ({dtype}[2,8,7,7] y) {{
-      m = ReduceMean<axes = [1], keepdims = 1>(w)  d = Sub(w, m)  e = Mul(d, d)  v = ReduceMean<axes = [1]>(e)
+      m = ReduceMean<axes=[1], keepdims=1>(w)  d = Sub(w, m)  e = Mul(d, d)  v = ReduceMean<axes=[1]>(e)
       s = Sqrt(v)  n = Div(d, s)  k = Reshape(n, shape)  c = Conv(x, k)  {more}  y = Relu(c) }}""")
   rng = np.random.default_rng(0)
   half = np.float16 if dtype == "float16" else np.float32
@@ -31,7 +33,7 @@ def test_of_constants_alone():
   assert names == {"m", "d", "e", "v", "s", "n", "k"}
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16"])
+@parametrize("dtype", ["float", "float16"])
 def test_normalised_weights_stay_but_in_half_precision(dtype):
   graph_ = annotated(graph(dtype))
   changes = [change for each in (FUSE_SUM_TO, FUSE_POINTWISE, LONE_POINTWISE) for change in each(graph_).changes]
@@ -40,11 +42,11 @@ def test_normalised_weights_stay_but_in_half_precision(dtype):
   assert any("Relu" in name for name in fused)
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16"])
+@parametrize("dtype", ["float", "float16"])
 def test_projected_positions_stay_but_in_half_precision(dtype):
   model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
     g ({dtype}[4,16] x) => ({dtype}[4,8] y) {{
-      n = LayerNormalization(table, gamma)  p = MatMul(n, w)  t = Transpose<perm = [1, 0]>(p)
+      n = LayerNormalization(table, gamma)  p = MatMul(n, w)  t = Transpose<perm=[1,0]>(p)
       a = LayerNormalization(x, gamma)  b = MatMul(a, w)  y = MatMul(b, t) }}""")
   rng = np.random.default_rng(0)
   half = np.float16 if dtype == "float16" else np.float32

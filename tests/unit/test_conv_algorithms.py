@@ -10,7 +10,7 @@ from node_cases import typed
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops import find
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
@@ -87,7 +87,7 @@ strides=2 1
 
 
 @pytest.mark.parametrize(
-  ("text", "reason"),
+  "text, reason",
   [
     ("FusedPool\n[2]", "'FusedPool' has no algorithms"),
     ("FusedConv\nstrides", "'strides' is neither an attribute nor a shape"),
@@ -164,7 +164,7 @@ weight_dtype=float
 
 
 @pytest.mark.parametrize(
-  ("gradients", "operands", "names"),
+  "gradients, operands, names",
   [
     ("dX", "W", {"data_algorithm"}),
     ("dW dB", "X", {"weight_algorithm"}),
@@ -173,8 +173,7 @@ weight_dtype=float
 )
 def test_only_gradients_that_are_wanted_have_algorithms(gradients, operands, names, monkeypatch):
   asked = answering(monkeypatch, *(f"{name}=own" for name in names))
-  case = gradient(gradients, operands, data_algorithm="cudnn", weight_algorithm="cudnn")
-  found = listed(case)
+  found = listed(gradient(gradients, operands, data_algorithm="cudnn", weight_algorithm="cudnn"))
   assert found == [{name: text} for name in sorted(names) for text in ("auto", "own")]
   assert len(asked) == 1
 

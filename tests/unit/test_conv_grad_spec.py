@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, by_name, check
 from node_cases import assert_invalid, changed, run_at_opset, typed
-from onnx_models import computed
+from onnx_models import computed, parametrize
 
 from ortplugin.errors import ModelError
 from ortplugin.ops import TensorType
@@ -24,8 +24,8 @@ def convolved(case, x, w):
   return data_gradient(x, w, sizes, window) if case.transposed else forward(x, w, sizes, window)
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("name", GEOMETRIES)
+@parametrize("transposed", [False, True])
+@parametrize("name", GEOMETRIES)
 def test_the_reference_is_the_derivative(name, transposed):
   """Of sum(dy * Relu(conv(x, w) + b)) by central differences, which for a piecewise quadratic function are exact."""
   case = Case("derivative", GEOMETRIES[name], typed(RELU, "double"), transposed=transposed)
@@ -49,17 +49,19 @@ def test_the_reference_is_the_derivative(name, transposed):
 
 
 # ONNX Runtime has no convolution in double, float16 or bfloat16 on the CPU.
-FLOATS = [case for case in CASES if case.name.endswith(", float") and 0 not in case.shapes[-1]
-          and case.attributes.get("weight_dtype") != "double"]  # fmt: skip
+FLOATS = [
+  case
+  for case in CASES
+  if case.name.endswith(", float") and 0 not in case.shapes[-1] and case.attributes.get("weight_dtype") != "double"
+]
 
 
-@pytest.mark.parametrize("case", FLOATS)
+@parametrize("case", FLOATS)
 def test_the_decomposition_runs_without_the_library(case):
-  model = case.model(nodes=OPERATOR.decompose(case.node(), 18))
-  check(case, computed(model, case.feeds()), unit=2.0**-22)
+  check(case, computed(case.model(nodes=OPERATOR.decompose(case.node(), 18)), case.feeds()), unit=2.0**-22)
 
 
-@pytest.mark.parametrize("opset", [11, 13, 22])
+@parametrize("opset", [11, 13, 22])
 def test_the_decomposition_of_other_opsets(opset):
   case = by_name["groups, transposed, NHWC, float"]
   model = case.model(nodes=OPERATOR.decompose(case.node(), opset))
@@ -107,7 +109,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert_invalid(node(**WRONG[reason]), reason)
 
@@ -121,7 +123,7 @@ WRONG_SHAPES = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG_SHAPES)
+@parametrize("reason", WRONG_SHAPES)
 def test_shapes_that_contradict_each_other(reason):
   case = by_name["3x3, NCHW, float"]
   with pytest.raises(ModelError) as caught:

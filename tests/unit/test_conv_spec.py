@@ -7,11 +7,11 @@ from conv_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, by_nam
 from node_cases import assert_invalid, typed
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import computed
+from onnx_models import computed, parametrize
 
 from ortplugin.errors import ModelError
+from ortplugin.graph import DOMAIN
 from ortplugin.graph.conv_geometry import first, last, out_shape, read_attributes, windows
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.conv import OPERATOR, attributes_of
 from ortplugin.ops.conv.reference import convolution
@@ -47,18 +47,16 @@ def test_the_reference_is_the_formula():
 # ---- decomposition
 
 
-@pytest.mark.parametrize("opset", [11, 13, 17, 18, 22, 24])
-@pytest.mark.parametrize(
-  "name", ["residual, Relu", "SAME_UPPER with strides", "groups", "Gelu", "the value itself too"]
-)
-@pytest.mark.parametrize("layout", ["", ", NHWC"])
+@parametrize("opset", [11, 13, 17, 18, 22, 24])
+@parametrize("name", ["residual, Relu", "SAME_UPPER with strides", "groups", "Gelu", "the value itself too"])
+@parametrize("layout", ["", ", NHWC"])
 def test_the_decomposition_is_the_reference(name, layout, opset):
   case = by_name[f"{name}, float{layout}"]
   check(case, computed(decomposed(case, opset), case.feeds()), expect(case, unit=2.0**-22))
 
 
-@pytest.mark.parametrize("name", ["strides and pads that differ", "1-D depthwise", "3-D", "SAME_LOWER, dilated"])
-@pytest.mark.parametrize("layout", ["", ", NHWC"])
+@parametrize("name", ["strides and pads that differ", "1-D depthwise", "3-D", "SAME_LOWER, dilated"])
+@parametrize("layout", ["", ", NHWC"])
 def test_the_decomposition_runs_in_onnxs_own_evaluator(name, layout):
   """In double, which ONNX Runtime's Conv lacks."""
   case = by_name[f"{name}, double{layout}"]
@@ -90,7 +88,7 @@ def test_the_decomposition_is_as_short_as_it_can_be():
 # ---- geometry
 
 
-@pytest.mark.parametrize("case", CASES[::8])
+@parametrize("case", CASES[::8])
 def test_shapes_are_the_references(case):
   types = OPERATOR.infer_shapes(case.node(), [TensorType(each.dtype, each.shape) for each in case.inputs()])
   found = OPERATOR.reference(case.node(), case.inputs())
@@ -101,7 +99,7 @@ def test_shapes_are_the_references(case):
 EMPTY = ("no ", "nothing but padding")
 
 
-@pytest.mark.parametrize("name", [name for name in GEOMETRIES if not name.startswith(EMPTY)])
+@parametrize("name", [name for name in GEOMETRIES if not name.startswith(EMPTY)])
 def test_shapes_are_onnxs(name):
   x, w, attributes = GEOMETRIES[name]
   case = made(name, BARE, "float", x, w, **attributes)
@@ -191,7 +189,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 
@@ -209,7 +207,7 @@ def outputs(case):
   return [np.array(output) for output in expect(case).outputs]
 
 
-@pytest.mark.parametrize("case", CASES[::11])
+@parametrize("case", CASES[::11])
 def test_the_reference_passes(case):
   check(case, outputs(case))
 
@@ -227,8 +225,8 @@ def rounded_value(case):
   return [np.maximum(value + bias, 0).astype(x.dtype)]
 
 
-@pytest.mark.parametrize(
-  ("name", "change"),
+@parametrize(
+  "name, change",
   [
     ("bias, Relu, float", without_a_tap),
     ("bias, Relu, float16", without_a_tap),

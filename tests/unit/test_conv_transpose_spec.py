@@ -2,10 +2,10 @@
 
 import numpy as np
 import onnx
-import pytest
 from conv_transpose_cases import GEOMETRIES, OPERATOR, by_name, check
 from node_cases import assert_invalid, changed, run_at_opset
 from onnx.reference import ReferenceEvaluator
+from onnx_models import parametrize
 
 from ortplugin.ops import TensorType
 from ortplugin.ops.conv_transpose import attributes_of
@@ -27,10 +27,8 @@ def test_the_reference_is_the_formula():
   np.testing.assert_allclose(y, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("opset", [11, 13, 22])
-@pytest.mark.parametrize(
-  "name", ["residual, NHWC", "groups, NHWC", "output_shape, NCHW", "residual, turned", "bare, turned"]
-)
+@parametrize("opset", [11, 13, 22])
+@parametrize("name", ["residual, NHWC", "groups, NHWC", "output_shape, NCHW", "residual, turned", "bare, turned"])
 def test_the_decomposition_is_the_reference(name, opset):
   case = by_name[f"{name}, float"]
   model = case.model(nodes=OPERATOR.decompose(case.node(), opset))
@@ -43,7 +41,7 @@ def test_the_decomposition_runs_in_onnxs_own_evaluator():
   check(case, ReferenceEvaluator(model).run(None, case.feeds()))
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+@parametrize("name", GEOMETRIES)
 def test_shapes_are_onnxs(name):
   """onnx.shape_inference has the same sizes for the decomposition, where it handles the attributes."""
   case = by_name[f"{name}, NCHW, float"]
@@ -77,6 +75,6 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert_invalid(node(**WRONG[reason]), reason)

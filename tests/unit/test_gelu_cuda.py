@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
+from onnx_models import parametrize
 
 from ortplugin.ops.pointwise_reference import evaluate
 from ortplugin.program import parse
@@ -60,8 +60,8 @@ def wanted(x, approximate):
 FORMS = [("none", exact, 6.0), ("tanh", tanh, 5.5)]
 
 
-@pytest.mark.parametrize("off", [-APPROXIMATE, 0, APPROXIMATE])
-@pytest.mark.parametrize(("approximate", "form", "end"), FORMS)
+@parametrize("off", [-APPROXIMATE, 0, APPROXIMATE])
+@parametrize("approximate, form, end", FORMS)
 def test_every_float16_value(approximate, form, end, off):
   assert callable(form)
   with np.errstate(all="ignore"):
@@ -82,7 +82,7 @@ def test_every_float16_value(approximate, form, end, off):
   assert (np.signbit(half[finite]) == np.signbit(EVERY[finite])).all()
 
 
-@pytest.mark.parametrize(("approximate", "form", "end"), FORMS)
+@parametrize("approximate, form, end", FORMS)
 def test_values_beyond_float16(approximate, form, end):
   """Programs do not round between statements; infinities and NaN are as the reference has them."""
   assert callable(form)
@@ -96,8 +96,8 @@ def test_values_beyond_float16(approximate, form, end):
   assert (np.signbit(found[number]) == np.signbit(reference[number])).all()
 
 
-@pytest.mark.parametrize("off", [-APPROXIMATE, 0, APPROXIMATE])
-@pytest.mark.parametrize("root", [math.sqrt(2), float(np.float16(math.sqrt(2)))])
+@parametrize("off", [-APPROXIMATE, 0, APPROXIMATE])
+@parametrize("root", [math.sqrt(2), float(np.float16(math.sqrt(2)))])
 def test_gelu_written_with_erf(root, off):
   """op_OnePlusErf16: x (1 + erf(x / root)) / 2, where root is a float16 in most models."""
   x = EVERY[np.isfinite(EVERY) & (EVERY > -6) & (EVERY != 0)]

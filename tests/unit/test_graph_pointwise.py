@@ -5,10 +5,10 @@ import onnx
 import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
-from onnx_models import annotated, parsed
+from onnx_models import annotated, parametrize, parsed
 
-from ortplugin.graph.facts import scopes
-from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
+from ortplugin.graph import NotPointwiseError, is_pointwise, scopes
+from ortplugin.graph.pointwise import Writer, write
 from ortplugin.ops.pointwise_reference import rounded, values
 from ortplugin.program import Parameter, Program, parse
 
@@ -47,9 +47,9 @@ NODES = {
   f"{F} {{ y = Sub(a, b) }}": ["y_ = Sub(a, b)"],
   f"{F} <float k = {{0.1}}> {{ y = Sub(k, a) }}": ["y_ = Sub(0.10000000149011612, a)"],
   f"{F} {{ y = Where(c, a, b) }}": ["y_ = Where(c, a, b)"],
-  f"{F} {{ y = Shrink<lambd = 1.5, bias = 0.5> (a) }}": ["y_ = Shrink<bias=0.5, lambd=1.5>(a)"],
-  f"{F} {{ y = HardSigmoid (a) }}": ["y_ = HardSigmoid(a)"],
-  f"{F} {{ y = Mod<fmod = 1>(a, b) }}": ["y_ = Mod<fmod=1>(a, b)"],
+  f"{F} {{ y = Shrink<lambd=1.5, bias=0.5>(a) }}": ["y_ = Shrink<bias=0.5, lambd=1.5>(a)"],
+  f"{F} {{ y = HardSigmoid(a) }}": ["y_ = HardSigmoid(a)"],
+  f"{F} {{ y = Mod<fmod=1>(a, b) }}": ["y_ = Mod<fmod=1>(a, b)"],
   # variadic
   f"{F} {{ y = Sum(a, b, a) }}": ["t0 = Add(a, b)", "y_ = Add(t0, a)"],
   f"{F} {{ y = Mean(a, b) }}": ["t0 = Add(a, b)", "y_ = Div(t0, 2)"],
@@ -66,7 +66,7 @@ NODES = {
   f"{I8} {{ y = Mod(a, b) }}": ["y_ = Mod(a, b)"],
   f"{I8} {{ y = BitwiseXor(a, b) }}": ["y_ = BitwiseXor(a, b)"],
   f"{I8} {{ y = Where(c, a, b) }}": ["y_ = Where(c, a, b)"],
-  f'{U} {{ y = BitShift<direction = "LEFT"> (a, b) }}': ['y_ = BitShift<direction="LEFT">(a, b)'],
+  f'{U} {{ y = BitShift<direction="LEFT">(a, b) }}': ['y_ = BitShift<direction="LEFT">(a, b)'],
   f"{I8} {{ y = Clip(a) }}": ["y_ = Clip(a, -128, 127)"],
   f"{U} <uint8 k = {{3}}> {{ y = Clip(a, k) }}": ["y_ = Clip(a, 3, 255)"],
   "(uint64[4] a) => (uint64[4] y) <uint64 k = {18446744073709551615}> { y = Min(a, k) }": [
@@ -76,9 +76,9 @@ NODES = {
   # bool
   "(bool[4] a) => (bool[4] y) <bool k = {1}> { y = Xor(a, k) }": ["y_ = Xor(a, 1)"],
   "(bool[4] a, bool[4] b) => (bool[4] y) { y = Equal(a, b) }": ["y_ = Equal(a, b)"],
-  "(float[4] a) => (bool[4] y) { y = IsInf<detect_positive = 0> (a) }": ["y_ = IsInf<detect_positive=0>(a)"],
+  "(float[4] a) => (bool[4] y) { y = IsInf<detect_positive=0>(a) }": ["y_ = IsInf<detect_positive=0>(a)"],
   # casts
-  "(float[4] a) => (int64[4] y) { y = Cast<to = 7> (a) }": ["y_ = Cast<to=int64>(a)"],
+  "(float[4] a) => (int64[4] y) { y = Cast<to=7>(a) }": ["y_ = Cast<to=int64>(a)"],
   "(float[4] a, uint16[1] like) => (uint16[4] y) { y = CastLike(a, like) }": ["y_ = Cast<to=uint16>(a)"],
   # powers: the result has the base's dtype
   f"{F} <int64 k = {{3}}> {{ y = Pow(a, k) }}": ["y_ = Pow(a, 3)"],
@@ -95,13 +95,13 @@ NODES = {
   # ONNX Runtime's own
   "(float[4] a, float[4] bias) => (float[4] y) { y = com.microsoft.FastGelu(a, bias) }": [
       "t0 = Add(a, bias)", 'y_ = Gelu<approximate="tanh">(t0)'],
-  f"{F} {{ y = com.microsoft.QuickGelu<alpha = 1.5> (a) }}": ["y_ = QuickGelu<alpha=1.5>(a)"],
-  "(float[4] a, float[4] bias) => (float[4] y) { y = com.microsoft.BiasAdd (a, bias, a) }": [
+  f"{F} {{ y = com.microsoft.QuickGelu<alpha=1.5>(a) }}": ["y_ = QuickGelu<alpha=1.5>(a)"],
+  "(float[4] a, float[4] bias) => (float[4] y) { y = com.microsoft.BiasAdd(a, bias, a) }": [
       "t0 = Add(a, bias)", "y_ = Add(t0, a)"],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("graph", NODES)
+@parametrize("graph", NODES)
 def test_a_node_becomes_statements(graph, rng):
   model = model_of(graph)
   program = written(model)
@@ -121,10 +121,10 @@ def test_a_node_becomes_statements(graph, rng):
   np.testing.assert_allclose(found, expected, rtol=1e-3 if found.dtype == np.float16 else 1e-6)
 
 
-@pytest.mark.parametrize(("attributes", "limits"), [
+@parametrize("attributes, limits", [
   ("", "-3.4028234663852886e+38, 3.4028234663852886e+38"),
-  ("<min = 0.0>", "0, 3.4028234663852886e+38"),
-  ("<min = -1.0, max = 1.5>", "-1, 1.5"),
+  ("<min=0.0>", "0, 3.4028234663852886e+38"),
+  ("<min=-1.0, max=1.5>", "-1, 1.5"),
 ])  # fmt: skip
 def test_the_limits_of_clip_as_attributes(attributes, limits):
   program = written(model_of(f"(float[4] a) => (float[4] y) {{ y = Clip{attributes}(a) }}", opset=6))
@@ -133,7 +133,7 @@ def test_the_limits_of_clip_as_attributes(attributes, limits):
 
 NONE = {
   "(string[4] a) => (bool[4] y) { y = Equal(a, a) }": "'a' is object; programs know float16",
-  "(float[4] a) => (string[4] y) { y = Cast<to = 8> (a) }": "'y' is object; programs know float16",
+  "(float[4] a) => (string[4] y) { y = Cast<to=8>(a) }": "'y' is object; programs know float16",
   "(float[4] a) => (float[4] y, bool[4] mask) { y, mask = Dropout(a) }": "its mask is wanted: 'mask' is a graph",
   "(float[4] a, bool train) => (float[4] y) <float r = {0.5}> { y = Dropout(a, r, train) }":
       "'train' is not surely false",
@@ -142,15 +142,15 @@ NONE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("graph", NONE)
+@parametrize("graph", NONE)
 def test_why_a_node_becomes_none(graph):
   with pytest.raises(NotPointwiseError) as caught:
     written(model_of(graph))
   assert NONE[graph] in str(caught.value)
 
 
-@pytest.mark.parametrize(("graph", "reason"), [
-  ("(float[4] a) => (int64[4] y) { y = Cast<to = 7> (a) }", "'y' is int64; programs know float, bool"),
+@parametrize("graph, reason", [
+  ("(float[4] a) => (int64[4] y) { y = Cast<to=7>(a) }", "'y' is int64; programs know float, bool"),
   ("(int8[4] a) => (int8[4] y) { y = Neg(a) }", "'a' is int8; programs know float, bool"),
   ("(float[4] a, int64[4] b) => (float[4] y) { y = Pow(a, b) }", "'b' is int64; programs know float, bool"),
   ("(float[4] a) => (float[4] y) <double k = {0.1}> { y = Pow(a, k) }", "it takes double; programs know float, bool"),
@@ -161,7 +161,7 @@ def test_an_operator_may_know_fewer_dtypes(graph, reason):
   assert str(caught.value) == reason
 
 
-@pytest.mark.parametrize("node", ["Softmax(a)", "LayerNormalization(a, a)", "com.microsoft.SkipLayerNormalization(a)"])
+@parametrize("node", ["Softmax(a)", "LayerNormalization(a, a)", "com.microsoft.SkipLayerNormalization(a)"])
 def test_other_operators_have_no_statement(node):
   scope = scope_of(model_of(f"(float[4] a) => (float[4] y) {{ y = {node} }}"))
   assert not is_pointwise(scope, next(node for node in scope.slots if node is not None))

@@ -13,7 +13,7 @@ import onnx.backend.test
 import pytest
 from exported import DATA, architectures
 from onnx import AttributeProto, TensorProto, helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from ortplugin.graph import inference
 from ortplugin.graph.bounds import Bound, result_bound
@@ -35,19 +35,19 @@ def model_of(nodes, x="float[1]", opset=18, functions="", **constants):
 def doubled(op, count, first):
   """A chain of op(c, c) that begins with `first` and ends in a float output y."""
   names = [first, *(f"c{index}" for index in range(count))]
-  return " ".join(f"{b} = {op}({a}, {a})" for a, b in pairwise(names)) + f" y = Cast<to = 1>({names[-1]})"
+  return " ".join(f"{b} = {op}({a}, {a})" for a, b in pairwise(names)) + f" y = Cast<to=1>({names[-1]})"
 
 
-CONCAT = "Concat<axis = 0>"
-BACKWARDS = "p = MaxPool<kernel_shape = [9]>(x) y = Slice(p, i, j, i, k)"
+CONCAT = "Concat<axis=0>"
+BACKWARDS = "p = MaxPool<kernel_shape=[9]>(x) y = Slice(p, i, j, i, k)"
 AT = {"i": [2], "j": [-100], "k": [-1]}
 
 HOSTILE = {
-  "a range": model_of("r = Range(a, b, c) y = Cast<to = 1>(r)", a=0, b=1 << 40, c=1),
+  "a range": model_of("r = Range(a, b, c) y = Cast<to=1>(r)", a=0, b=1 << 40, c=1),
   "constants that double": model_of(doubled(CONCAT, 34, "c"), c=range(4)),
   "inputs that double": model_of(doubled(CONCAT, 34, "x"), "int64[4]"),
   "sums of what doubled": model_of(f"{doubled(CONCAT, 30, 'x')} z = Add(c29, c29)", "int64[4]"),
-  "a long input": model_of("s = Add(x, x) y = Cast<to = 1>(s)", f"int64[{1 << 40}]"),
+  "a long input": model_of("s = Add(x, x) y = Cast<to=1>(s)", f"int64[{1 << 40}]"),
   "a long shape": model_of("s = ConstantOfShape(x) y = Identity(s)", f"int64[{1 << 40}]"),
   "the rank of a table of indices": model_of(doubled("Gather", 40, "x"), "int64[2,2]"),
   "a table of what doubled": model_of(f"{doubled(CONCAT, 34, 'x')} z = Gather(c33, i)", "int64[4]", i=range(4)),
@@ -57,7 +57,7 @@ HOSTILE = {
     i=[0],
     j=[1 << 50],
   ),
-  "an expanded shape": model_of("e = Expand(x, s) d = Sub(e, x) y = Cast<to = 1>(d)", "int64[1]", s=[1 << 40]),
+  "an expanded shape": model_of("e = Expand(x, s) d = Sub(e, x) y = Cast<to=1>(d)", "int64[1]", s=[1 << 40]),
   "outputs that no one asks for": model_of(
     f"s, t = Split<num_outputs = {1 << 40}>(x) y = Identity(s)", f"float[{1 << 41}]"
   ),
@@ -65,13 +65,13 @@ HOSTILE = {
   "a slice of a length that is declared negative": model_of("y = Slice(x, i, j)", "float[-7]", i=[0], j=[5]),
   "a slice of opset 11": model_of(BACKWARDS, "float[1,1,4]", 11, **AT),
   "scattered constants": model_of(
-    "s = ScatterElements(c, i, u) y = Cast<to = 1>(s)",
+    "s = ScatterElements(c, i, u) y = Cast<to=1>(s)",
     c=np.zeros(1 << 17, np.int64),
     i=np.zeros(1 << 20, np.int64),
     u=np.zeros(1 << 20, np.int64),
   ),
   "calls that double": model_of(
-    "s = mine.F39(x) y = Cast<to = 1>(s)",
+    "s = mine.F39(x) y = Cast<to=1>(s)",
     functions=" ".join(
       f"""<domain: "mine", opset_import: ["" : 18, "mine" : 1]> F{index} (a) => (c)
           {{ b = {op}(a) c = {op}(b) }}"""
@@ -79,7 +79,7 @@ HOSTILE = {
     ),
   ),
   "a function that doubles": model_of(  # values are kept in it as well
-    "s = mine.F(x) y = Cast<to = 1>(s)",
+    "s = mine.F(x) y = Cast<to=1>(s)",
     "int64[4]",
     functions=f"""<domain: "mine", opset_import: ["" : 18]> F (a) => (y) {{ {doubled(CONCAT, 34, "a")} }}""",
   ),
@@ -87,7 +87,7 @@ HOSTILE = {
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("what", HOSTILE)
+@parametrize("what", HOSTILE)
 def test_small_files_take_little_memory_and_time(what, tmp_path):
   path = tmp_path / "hostile.onnx"
   path.write_bytes(HOSTILE[what].SerializeToString())
@@ -144,7 +144,7 @@ def types(model):
 ONNX_MODELS = Path(onnx.backend.test.__file__).parent / "data"
 
 
-@pytest.mark.parametrize("folder", [lambda: DATA, architectures, lambda: ONNX_MODELS], ids=["exported", "wide", "onnx"])
+@parametrize("folder", [lambda: DATA, architectures, lambda: ONNX_MODELS], ids=["exported", "wide", "onnx"])
 def test_real_models_lose_nothing(folder):
   paths = sorted(folder().glob("**/*.onnx"))
   assert paths
@@ -156,10 +156,10 @@ def test_real_models_lose_nothing(folder):
     assert types(inference.infer_shapes(skeleton(model))) == expected, path
 
 
-@pytest.mark.parametrize("use", ["Squeeze(x, axes)", "Unsqueeze(x, axes)"])
+@parametrize("use", ["Squeeze(x, axes)", "Unsqueeze(x, axes)"])
 def test_views_along_unknown_axes_have_their_dtype(use):
   """Paddle's exporter writes axes behind an Identity. What comes after has a shape, if x has a dtype."""
-  model = parsed(f"""g (float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1, 3}}>
+  model = parsed(f"""g (float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1,3}}>
     {{ x = Squeeze(data)  axes = Identity(of)  view = {use}  part = Relu(view)  y = Reshape(part, to) }}""")
   model.graph.output[0].type.ClearField("value")
   inferred = inference.infer_shapes(model)
@@ -173,7 +173,7 @@ def test_shapes_may_be_taken_apart_again_and_again():
   nodes = "\n".join(
     f"""s{at} = Shape(r{at})  a{at} = Slice(s{at}, zero, one, zero)  b{at} = Slice(s{at}, minus_two, last)
       c{at} = Slice(s{at}, last, end, zero, one)  d{at} = Squeeze(b{at}, zero)  e{at} = Unsqueeze(d{at}, zero)
-      f{at} = Concat<axis = 0>(a{at}, e{at}, c{at})  h{at} = Concat<axis = 0>(a{at}, last, c{at})
+      f{at} = Concat<axis=0>(a{at}, e{at}, c{at})  h{at} = Concat<axis=0>(a{at}, last, c{at})
       v{at} = Reshape(r{at}, f{at})  w{at} = Reshape(v{at}, h{at})  r{at + 1} = Relu(w{at})"""
     for at in range(layers)
   )
@@ -186,8 +186,8 @@ def test_shapes_may_be_taken_apart_again_and_again():
   assert types(inference.infer_shapes(model)) == expected
 
 
-@pytest.mark.parametrize(
-  ("start", "end", "length"),
+@parametrize(
+  "start, end, length",
   [(0, 3, 3), (1, 9, 8), (-3, -1, 2), (-2, 1 << 62, 2), (-9, 4, 4), (2, -2, 10), (3, 1, 0), (-1, -4, 0)],
 )
 def test_the_bound_of_a_slice(start, end, length):
@@ -204,18 +204,18 @@ SHAPES_ONLY = {
   "Add(x, x)": [5000],
   "Sub(x, x)": [5000],
   "Mul(x, x)": [5000],
-  "Cast<to = 1>(x)": [5000],
-  "Concat<axis = 0>(x, x, x)": [15000],
-  "Concat<axis = -1>(x, x)": [10000],
+  "Cast<to=1>(x)": [5000],
+  "Concat<axis=0>(x, x, x)": [15000],
+  "Concat<axis=-1>(x, x)": [10000],
   "Slice(x, i, j)": [3],
   "Slice(x, i, j, zero)": [3],
   "Slice(x, i, j, , i)": [3],
   "Slice(t, i, j, one, i)": [20, 3],
   "Gather(x, pair)": [1, 2],
   "Gather(x, scalar)": [],
-  "Gather<axis = -1>(t, pair)": [20, 1, 2],
-  "Gather<axis = -2>(t, pair)": [1, 2, 250],
-  "Gather<axis = 1>(t, scalar)": [20],
+  "Gather<axis=-1>(t, pair)": [20, 1, 2],
+  "Gather<axis=-2>(t, pair)": [1, 2, 250],
+  "Gather<axis=1>(t, scalar)": [20],
   "Unsqueeze(x, zero)": [1, 5000],
   "Unsqueeze(x, ends)": [1, 5000, 1],
   "Squeeze(row, zero)": [5000],
@@ -223,12 +223,12 @@ SHAPES_ONLY = {
 }
 
 
-@pytest.mark.parametrize("text", SHAPES_ONLY)
+@parametrize("text", SHAPES_ONLY)
 def test_nodes_whose_values_are_not_kept_have_their_shapes(text):
   model = parsed(f"""g (int64[5000] x) => (int64[A] y)
     <int64[1] i = {{1}}, int64[1] j = {{4}}, int64[1] zero = {{0}}, int64[1] one = {{1}},
-     int64[1,2] pair = {{0, 1}}, int64 scalar = {{3}}, int64[2] ends = {{0, 2}},
-     int64[2] of_t = {{20, 250}}, int64[2] of_row = {{1, 5000}}>
+     int64[1,2] pair = {{0,1}}, int64 scalar = {{3}}, int64[2] ends = {{0,2}},
+     int64[2] of_t = {{20,250}}, int64[2] of_row = {{1,5000}}>
     {{ t = Reshape(x, of_t)  row = Reshape(x, of_row)  y = {text} }}""")
   del model.graph.output[0].type.tensor_type.shape.dim[:]
   model.graph.output[0].type.ClearField("value")
@@ -244,9 +244,9 @@ def test_shapes_go_through_local_functions():
   model = parsed(
     """g (float[2,3,8] x) => (float y) { s = Shape(x)  t = mine.F(x)  y = Reshape(t, s) }
       <domain: "mine", opset_import: ["" : 18]> F (x) => (y) {
-          i = Constant<value_ints = [0]>()  j = Constant<value_ints = [4]>()  k = Constant<value_ints = [-1]>()
-          a = Slice(x, i, j, k)  b = Slice(x, j, i, k)  c = Concat<axis = 2>(a, a)  d = Add(c, x)
-          e = Unsqueeze(d, i)  f = Squeeze(e, i)  h = Gather<axis = 0>(f, i)  y = Cast<to = 1>(f) }""",
+          i = Constant<value_ints=[0]>()  j = Constant<value_ints=[4]>()  k = Constant<value_ints=[-1]>()
+          a = Slice(x, i, j, k)  b = Slice(x, j, i, k)  c = Concat<axis=2>(a, a)  d = Add(c, x)
+          e = Unsqueeze(d, i)  f = Squeeze(e, i)  h = Gather<axis=0>(f, i)  y = Cast<to=1>(f) }""",
     18,
     9,
     domains=["mine"],
@@ -274,11 +274,11 @@ TREE = """
     nodes_falseleafs = [1], tree_roots = [0], leaf_targetids = [0, 0], leaf_weights = float[2] {2, 3}>"""
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     f"a = other.Operator(x)  t = {TREE}(a)",
-    f"""a = other.Operator(x)  c = Constant<value = bool {{1}}> ()
+    f"""a = other.Operator(x)  c = Constant<value=bool {{1}}>()
         t = If(c) <then_branch = g () => (float[A,B] p) {{ p = {TREE}(a) }},
                    else_branch = g () => (float[A,B] q) {{ q = {TREE}(a) }}>""",
     "t = local.trees(x)",

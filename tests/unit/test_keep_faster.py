@@ -27,7 +27,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-  ("costs", "hidden", "taken"),
+  "costs, hidden, taken",
   [
     ({"a": -0.2, "c": 0.5, "f": -0.1}, {}, "c"),
     ({"a": 0.5, "d": 0.5, "m": -0.3, "t": 0.3}, {}, "ad"),  # the whole counts: t loses less than m gains

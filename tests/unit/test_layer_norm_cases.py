@@ -42,7 +42,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "words"), WRONG)
+@pytest.mark.parametrize("name, change, words", WRONG)
 def test_a_wrong_output_fails(name, change, words):
   case = by_name[name]
   with pytest.raises(AssertionError, match=words):
@@ -64,7 +64,7 @@ def norm(x, dtype, *, mean=True, unbiased=False, one_pass=False):
 
 
 @pytest.mark.parametrize(
-  ("values", "dtype", "kernel"),
+  "values, dtype, kernel",
   [
     ("offset", "float", lambda x: norm(x, np.float32, one_pass=True)),
     ("normal", "float", lambda x: norm(x, np.float32, unbiased=True)),

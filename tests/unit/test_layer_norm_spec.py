@@ -6,10 +6,10 @@ import pytest
 from ml_dtypes import bfloat16
 from node_cases import assert_invalid
 from onnx import helper
-from onnx_models import built, computed, parsed
+from onnx_models import built, computed, parametrize, parsed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import OPERATORS, TensorType, find
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm
@@ -67,11 +67,9 @@ def some_inputs(text, dtype, rng):
   }
 
 
-@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
-@pytest.mark.parametrize("opset", [11, 13, 17, 18, 20, 23])
-@pytest.mark.parametrize(
-  "template", [LAYER, RMS, LAYER.replace("<", '<axes="0 2", '), RMS.replace("axis=-2", 'axes="1"')]
-)
+@parametrize("dtype", ["float", "double", "float16"])
+@parametrize("opset", [11, 13, 17, 18, 20, 23])
+@parametrize("template", [LAYER, RMS, LAYER.replace("<", '<axes="0 2", '), RMS.replace("axis=-2", 'axes="1"')])
 def test_the_decomposition_is_the_reference(template, opset, dtype, rng):
   text = template.format(dtype)
   inputs = some_inputs(text, dtype, rng)
@@ -98,7 +96,7 @@ def test_the_reference_agrees_with_onnx_runtime(rng):
   x = rng.standard_normal((4, 7)).astype(np.float32)
   gamma = rng.standard_normal(7).astype(np.float32)
   model = parsed(
-    "g (float[4,7] x, float[7] gamma) => (float[4,7] y) { y = LayerNormalization <epsilon = 0.001> (x, gamma) }"
+    "g (float[4,7] x, float[7] gamma) => (float[4,7] y) { y = LayerNormalization <epsilon=0.001>(x, gamma) }"
   )
   program = parse("(float x, float gamma) => (float y) { n = LayerNormalization<epsilon=1e-3>(x) y = Mul(n, gamma) }")
   np.testing.assert_allclose(
@@ -132,8 +130,7 @@ def test_the_reference_rounds_where_the_language_says():
 def test_results_are_broadcast_to_s(rng):
   text = "(float x, float b) => (float y, float z) { y = RMSNormalization(x) z = Neg(b) }"
   x, b = rng.standard_normal((2, 3, 4)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
-  z = layer_norm(parse(text), [x, b])[1]
-  np.testing.assert_array_equal(z, np.broadcast_to(-b, (2, 3, 4)))
+  np.testing.assert_array_equal(layer_norm(parse(text), [x, b])[1], np.broadcast_to(-b, (2, 3, 4)))
 
 
 def test_nan_is_neither_above_nor_below_a_threshold():
@@ -151,8 +148,7 @@ def test_shape_inference():
   def infer(*shapes):
     return OPERATOR.infer_shapes(node, [TensorType(half, shape) for shape in shapes])
 
-  known = infer(("N", 4, 8), (8,), (8,), (8,))
-  assert known == [TensorType(half, ("N", 4, 8))] * 2
+  assert infer(("N", 4, 8), (8,), (8,), (8,)) == [TensorType(half, ("N", 4, 8))] * 2
   assert infer(("N", 1, 8), (4, 1), (8,), (8,))[0].shape == ("N", 4, 8)
   assert infer((1, 8), ("N", 8), None, None)[0].shape == ("N", 8)
   assert infer(("N", 8), ("M", 8), None, None)[0].shape == (None, 8)
@@ -187,7 +183,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 

@@ -1,12 +1,10 @@
 """Lengths of axes that shape inference has no name for."""
 
 import onnx_graphsurgeon as gs
-import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
-from ortplugin.graph.convert import import_model
-from ortplugin.graph.facts import scopes
-from ortplugin.graph.lengths import Length, agreed, dims, same_length, same_lengths
+from ortplugin.graph import Length, dims, import_model, scopes
+from ortplugin.graph.lengths import agreed, same_length, same_lengths
 from ortplugin.model.annotate import annotate
 
 CONSTANTS = """int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {2}, int64[1] v0 = {0}, int64[1] v1 = {1}, int64[1] v2 = {2},
@@ -43,54 +41,60 @@ def shown(lengths):
   return ["*".join(names(each) + [str(each.number)] * (each.number != 1 or not each.names)) for each in lengths]
 
 
-@pytest.mark.parametrize(
-  ("nodes", "wanted"),
+@parametrize(
+  "nodes, wanted",
   {
-      "elements of Shape": (PARTS + "k = Concat<axis = 0>(nn, mm, eight)  y = Reshape(x, k)", "a b 8"),
-      "a copied length and a rest": ("y = Reshape(x, heads)", "a b 2 4"),
-      "a merged axis": (PARTS + "k = Concat<axis = 0>(minus, eight)  y = Reshape(x, k)", "a*b 8"),
-      "and divided again": (
-          PARTS + "k = Concat<axis = 0>(minus, eight)  f = Reshape(x, k)  k2 = Concat<axis = 0>(nn, minus, eight)"
-          "  y = Reshape(f, k2)", "a b 8",
-      ),
-      "a product of lengths": (
-          PARTS + "nm = Mul(nn, mm)  k = Concat<axis = 0>(nm, minus)  y = Reshape(x, k)", "a*b 8",
-      ),
-      "a Slice of Shape, behind a Transpose": (
-          "t = Transpose<perm = [1, 0, 2]>(x)  s = Shape(t)  h = Slice(s, v0, v1)"
-          "  k = Concat<axis = 0>(h, minus, eight)  y = Reshape(t, k)", "b a 8",
-      ),
-      "Shape's own start and end": (
-          "h = Shape<start = 1, end = 2>(x)  k = Concat<axis = 0>(h, minus, eight)  y = Reshape(x, k)", "b a 8",
-      ),
-      "a broadcast with one long operand": ("t = Reshape(x, rest)  g = Relu(t)  y = Add(g, q)", "? b 8"),
-      "CastLike has its first operand's": ("t = Reshape(x, rest)  y = CastLike(t, z)", "a b 8"),
-      "a product by weights": ("t = Reshape(x, rest)  y = MatMul(t, w)", "a b 6"),
-      "Expand": (PARTS + "k = Concat<axis = 0>(nn, mm, eight)  y = Expand(q, k)", "? b 8"),
-      "TorchScript's Expand: -1 is 1": (
-          "e = Equal(two, neg)  s = Where(e, ones, two)  t = Reshape(x, s)  y = Unsqueeze(t, v0)", "1 2 2",
-      ),
-      "a Range": (PARTS + "r = Range(i0, m, i1)  y = Unsqueeze(r, v1)", "b 1"),
-      "a rank of two is no shape": ("r = Gather(table, i1)  y = Reshape(x, r)", "? ?"),
-      "a rest of what is not a multiple": (
-          "s = Shape(z)  h = Slice(s, v0, v1)  k = Concat<axis = 0>(h, minus)  y = Reshape(x, k)", "c ?",
-      ),
+    "elements of Shape": (PARTS + "k = Concat<axis=0>(nn, mm, eight)  y = Reshape(x, k)", "a b 8"),
+    "a copied length and a rest": ("y = Reshape(x, heads)", "a b 2 4"),
+    "a merged axis": (PARTS + "k = Concat<axis=0>(minus, eight)  y = Reshape(x, k)", "a*b 8"),
+    "and divided again": (
+      PARTS + "k = Concat<axis=0>(minus, eight)  f = Reshape(x, k)  k2 = Concat<axis=0>(nn, minus, eight)"
+      "  y = Reshape(f, k2)",
+      "a b 8",
+    ),
+    "a product of lengths": (
+      PARTS + "nm = Mul(nn, mm)  k = Concat<axis=0>(nm, minus)  y = Reshape(x, k)",
+      "a*b 8",
+    ),
+    "a Slice of Shape, behind a Transpose": (
+      "t = Transpose<perm=[1,0,2]>(x)  s = Shape(t)  h = Slice(s, v0, v1)"
+      "  k = Concat<axis=0>(h, minus, eight)  y = Reshape(t, k)",
+      "b a 8",
+    ),
+    "Shape's own start and end": (
+      "h = Shape<start=1, end=2>(x)  k = Concat<axis=0>(h, minus, eight)  y = Reshape(x, k)",
+      "b a 8",
+    ),
+    "a broadcast with one long operand": ("t = Reshape(x, rest)  g = Relu(t)  y = Add(g, q)", "? b 8"),
+    "CastLike has its first operand's": ("t = Reshape(x, rest)  y = CastLike(t, z)", "a b 8"),
+    "a product by weights": ("t = Reshape(x, rest)  y = MatMul(t, w)", "a b 6"),
+    "Expand": (PARTS + "k = Concat<axis=0>(nn, mm, eight)  y = Expand(q, k)", "? b 8"),
+    "TorchScript's Expand: -1 is 1": (
+      "e = Equal(two, neg)  s = Where(e, ones, two)  t = Reshape(x, s)  y = Unsqueeze(t, v0)",
+      "1 2 2",
+    ),
+    "a Range": (PARTS + "r = Range(i0, m, i1)  y = Unsqueeze(r, v1)", "b 1"),
+    "a rank of two is no shape": ("r = Gather(table, i1)  y = Reshape(x, r)", "? ?"),
+    "a rest of what is not a multiple": (
+      "s = Shape(z)  h = Slice(s, v0, v1)  k = Concat<axis=0>(h, minus)  y = Reshape(x, k)",
+      "c ?",
+    ),
   }.values(),
-)  # fmt: skip
+)
 def test_lengths(nodes, wanted):
   scope, tensors = scope_of(nodes)
   assert shown(dims(scope, tensors["y"])) == wanted.split()
 
 
-@pytest.mark.parametrize(
-  ("nodes", "axes"),
+@parametrize(
+  "nodes, axes",
   {
     "rows of one shape": (
-      PARTS + "k = Concat<axis = 0>(nn, mm, eight)  u = Reshape(x, k)  v = Reshape(x, k)",
+      PARTS + "k = Concat<axis=0>(nn, mm, eight)  u = Reshape(x, k)  v = Reshape(x, k)",
       [True, True, True],
     ),
     "copied, and from Shape": (
-      PARTS + "k = Concat<axis = 0>(nn, minus, eight)  u = Reshape(x, k)  v = Reshape(x, rest)",
+      PARTS + "k = Concat<axis=0>(nn, minus, eight)  u = Reshape(x, k)  v = Reshape(x, rest)",
       [True, True, True],
     ),
     "behind operators of ours": (
@@ -99,11 +103,11 @@ def test_lengths(nodes, wanted):
     ),
     "the second of several results": ("u = Reshape(x, rest)  o, v = ortplugin.FusedPointwise(u)", [True, True, True]),
     "behind a product of ours": (
-      "u = Reshape(x, rest)  v = ortplugin.FusedMatMul<trans_b = 1>(u, w)",
+      "u = Reshape(x, rest)  v = ortplugin.FusedMatMul<trans_b=1>(u, w)",
       [True, True, True],
     ),
     "of others": (
-      PARTS + "k = Concat<axis = 0>(mm, nn, eight)  u = Reshape(x, k)  v = Identity(x)",
+      PARTS + "k = Concat<axis=0>(mm, nn, eight)  u = Reshape(x, k)  v = Identity(x)",
       [False, False, True],
     ),
   }.values(),
@@ -131,8 +135,8 @@ def test_products():
   assert (a.known, Length(4).known) == (None, 4)
 
 
-@pytest.mark.parametrize(
-  ("lengths", "wanted"),
+@parametrize(
+  "lengths, wanted",
   [
     ([], Length(1)),
     ([Length(1), Length(1, ("a",))], Length(1, ("a",))),
@@ -146,7 +150,7 @@ def test_broadcast(lengths, wanted):
 
 def test_a_cast_may_know_more():
   """Of an output that was converted, what the model says of it stands behind the Cast."""
-  scope, tensors = scope_of("j = Concat<axis = 0>(z, z)  n = Cast<to = 10>(j)  y = Relu(n)")
+  scope, tensors = scope_of("j = Concat<axis=0>(z, z)  n = Cast<to=10>(j)  y = Relu(n)")
   assert shown(dims(scope, tensors["j"])) == ["?", "?"]
   scope.lengths.clear()
   tensors["n"].shape = ["r", 8]

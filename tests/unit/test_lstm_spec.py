@@ -6,7 +6,7 @@ from lstm_cases import Case
 from node_cases import assert_invalid, changed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import TensorType
 from ortplugin.ops.lstm import OPERATOR
 
 CASE = Case("spec", "float16", 5, 3, 16, states=True)
@@ -14,7 +14,7 @@ HALF = np.dtype(np.float16)
 
 
 @pytest.mark.parametrize(
-  ("g", "batch_first", "wanted"),
+  "g, batch_first, wanted",
   [
     ((5, "b", 128), 0, [(5, "b", 32), (2, "b", 16), (2, "b", 16)]),
     ((5, "b", None), 1, [(5, "b", 32), (2, 5, 16), (2, 5, 16)]),
@@ -36,7 +36,7 @@ def test_the_decomposition():
 
 
 @pytest.mark.parametrize(
-  ("changes", "reason"),
+  "changes, reason",
   [
     ({"inputs": ["G"]}, "1 inputs, but it takes 2, G and R, or 4"),
     ({"inputs": ["G", "R", "", "c0"]}, "4 inputs, but it takes 2"),
@@ -54,7 +54,7 @@ def test_errors(changes, reason):
 
 
 @pytest.mark.parametrize(
-  ("place", "given", "reason"),
+  "place, given, reason",
   [
     (0, (5, 3, 64), r"G has the shape \[5, 3, 64\], but must have \[\?, \?, 128\]"),
     (1, (1, 64, 16), r"R has the shape \[1, 64, 16\], but must have \[2, 64, 16\]"),

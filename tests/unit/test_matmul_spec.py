@@ -6,11 +6,10 @@ import pytest
 from matmul_cases import BIAS_RELU, by_name
 from node_cases import assert_invalid, typed
 from onnx import helper
-from onnx_models import built
+from onnx_models import built, parametrize
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import DOMAIN, TensorType
 from ortplugin.ops.list_algorithms import ask
 from ortplugin.ops.matmul import OPERATOR
 from ortplugin.session import gpu_count
@@ -29,8 +28,8 @@ def types(*shapes):
   return [TensorType(HALF, shape) for shape in shapes]
 
 
-@pytest.mark.parametrize(
-  ("a", "b", "wanted"),
+@parametrize(
+  "a, b, wanted",
   [
     (("n", None, 8), (6, 8), ("n", None, 6)),
     (("n", "k"), (6, 8), ("n", 6)),
@@ -43,8 +42,8 @@ def test_shapes_that_are_partly_known(a, b, wanted):
   assert OPERATOR.infer_shapes(node(), types(a, b, (6,)))[0].shape == wanted
 
 
-@pytest.mark.parametrize(
-  ("shapes", "reason"),
+@parametrize(
+  "shapes, reason",
   [
     (((), (6, 8), (6,)), "A is a scalar"),
     (((2, 8), (8,), (6,)), "B has the shape [8]; it must have two dimensions"),
@@ -71,12 +70,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert_invalid(node(**WRONG[reason]), reason)
 
 
-@pytest.mark.parametrize("name", ["bias, Relu, bfloat16, trans_b", "bias, Relu, bfloat16"])
+@parametrize("name", ["bias, Relu, bfloat16, trans_b", "bias, Relu, bfloat16"])
 def test_the_decomposition_in_bfloat16_is_valid(name):
   case = by_name[name]
   nodes = OPERATOR.decompose(case.node(), 14)
@@ -98,8 +97,8 @@ def test_without_a_gpu_the_node_and_what_lacks_are_named(library):
     OPERATOR.device_variants(node(), types((2, 8), (6, 8), (6,)), [False, True, True])
 
 
-@pytest.mark.parametrize(
-  ("text", "reason"),
+@parametrize(
+  "text, reason",
   [
     ("FusedMatMul\n[2 8]\n[6 8]", "'program' is missing"),
     ("FusedMatMul\ntrans_b=2\n[2 8]\n[6 8]", "trans_b is 2"),

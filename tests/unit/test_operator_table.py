@@ -23,7 +23,7 @@ import sum_to_cases
 import transpose_cases
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import OPERATORS, TensorType, find
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -7,7 +7,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import built, parsed
+from onnx_models import built, op_types, parsed
 
 import ortplugin
 from ortplugin import optimizer
@@ -54,7 +54,7 @@ FUSE_POINTWISE = next(step for step in optimizer.PIPELINE if step.name == "fuse-
 
 
 def types_of(model):
-  return [node.op_type for node in model.graph.node]
+  return op_types(model)
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_shapes_of_any_number_of_layers_are_folded():
   """Each is known once those before it are: a round for each layer, as in an Encodec from TorchScript."""
   layers = 2 * optimizer.MAX_ROUNDS
   nodes = "\n".join(
-    f"""s{at} = Shape(r{at})  n{at} = Gather<axis = 0>(s{at}, one)  h{at} = Div(n{at}, one)
-      t{at} = Concat<axis = 0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
+    f"""s{at} = Shape(r{at})  n{at} = Gather<axis=0>(s{at}, one)  h{at} = Div(n{at}, one)
+      t{at} = Concat<axis=0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
     for at in range(layers)
   )
   model = parsed(
@@ -313,7 +313,7 @@ def test_restore_gives_standard_onnx():
 
 def norm_model():
   return parsed(
-    "g (float[n,8] x) => (float[n,8] y) { [ln] y = LayerNormalization <axis = -1> (x, g, b) }",
+    "g (float[n,8] x) => (float[n,8] y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }",
     weights={"g": np.ones(8, np.float32), "b": np.zeros(8, np.float32)},
   )
 
@@ -347,7 +347,7 @@ def test_an_unknown_rank_can_be_fixed():
 
 
 @pytest.mark.parametrize(
-  ("shapes", "words"),
+  "shapes, words",
   [
     ({"xx": (3, 4)}, "no input 'xx'; did you mean x"),
     ({"x": (3,)}, "2 dimensions"),

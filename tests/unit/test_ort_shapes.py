@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import annotated, built, computed, parsed
+from onnx_models import annotated, built, computed, nodes_of, op_types, parametrize, parsed
 
 from ortplugin import restore, run, session
-from ortplugin.graph.convert import import_model
+from ortplugin.graph import import_model
 from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import run_passes, select_passes
 
@@ -52,9 +52,9 @@ def pools(size, dilated):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
-@pytest.mark.parametrize(
-  ("op", "opset"),
+@parametrize("size", [1, 2, 3, 4, 5, 7, 8])
+@parametrize(
+  "op, opset",
   [("MaxPool", 10), ("MaxPool", 12), ("MaxPool", 22), ("AveragePool", 10), ("AveragePool", 18), ("AveragePool", 19),
    ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
 )  # fmt: skip
@@ -82,8 +82,8 @@ def transposed(size):
       yield {"strides": [stride], "output_shape": [shape]}, [np.ones((1, 1, kernel), np.float32)]
 
 
-@pytest.mark.parametrize("size", [1, 3, 4])
-@pytest.mark.parametrize("opset", [11, 22])
+@parametrize("size", [1, 3, 4])
+@parametrize("opset", [11, 22])
 def test_transposed_convolutions(opset, size):
   assert_as_computed("ConvTranspose", opset, (1, 1, size), list(transposed(size)))
 
@@ -91,8 +91,8 @@ def test_transposed_convolutions(opset, size):
 SCALES = (0.3, 0.5, 0.6, 0.7, 1 / 3, 2 / 3, 1.0, 1.1, 1.2, 1.4, 1.5, 2.0, 2.5, 0.1)
 
 
-@pytest.mark.parametrize("size", [5, 7, 10, 15])
-@pytest.mark.parametrize("opset", [10, 11, 13, 18, 19])
+@parametrize("size", [5, 7, 10, 15])
+@parametrize("opset", [10, 11, 13, 18, 19])
 def test_scales(opset, size):
   cases = []
   for scale in (each for each in SCALES if each * size >= 1):
@@ -110,8 +110,8 @@ def test_scales(opset, size):
 SLOPES = ((), (1,), (3,), (2, 1), (1, 3), (2, 3), (1, 1, 1), (2, 1, 1), (4, 1, 2, 1))
 
 
-@pytest.mark.parametrize("shape", [(3,), (1,), (2, 1), (1, 3), (1, 2, 3), (1, 1, 2, 1)])
-@pytest.mark.parametrize("opset", [7, 9, 16])
+@parametrize("shape", [(3,), (1,), (2, 1), (1, 3), (1, 2, 3), (1, 1, 2, 1)])
+@parametrize("opset", [7, 9, 16])
 def test_slopes(opset, shape):
   """ONNX has a slope broadcast to X alone, and onnx gives PRelu the shape of X."""
   fit = []
@@ -124,7 +124,7 @@ def test_slopes(opset, shape):
 def test_beside_what_has_no_elements():
   """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
-    { y = Concat<axis = 1>(e, x, x) }""")
+    { y = Concat<axis=1>(e, x, x) }""")
   graph = annotated(model)
   assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
   assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
@@ -133,19 +133,18 @@ def test_beside_what_has_no_elements():
 def test_beside_a_constant_without_elements_that_inference_finds():
   """What followed from onnx's shape of the Concat is forgotten, too."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) {
-    s = {2, 0, 3}  e = ConstantOfShape(s)
-    c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
-  graph = annotated(model)
-  assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
+    s = {2,0,3}  e = ConstantOfShape(s)
+    c = Concat<axis=1>(e, x, x)  y = Relu(c) }""")
+  assert [node.outputs[0].shape for node in annotated(model).nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
   assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
 
 
-@pytest.mark.parametrize("where", ["output", "value_info"])
+@parametrize("where", ["output", "value_info"])
 def test_a_length_of_zero_that_a_model_says_of_a_value(where):
   """onnx's inference says it of an Attention on open lengths, and of all behind it."""
   model = parsed(
     """g (float[A,B,N] x) => (float[A,B,C] y)
-      { a = Attention<kv_num_heads = 2, q_num_heads = 2>(x, x, x)  y = Relu(a) }""",
+      { a = Attention<kv_num_heads=2, q_num_heads=2>(x, x, x)  y = Relu(a) }""",
     25,
     12,
   )
@@ -160,13 +159,13 @@ def test_a_length_of_zero_that_a_model_says_of_a_value(where):
   assert 0 not in graph.outputs[0].shape
 
 
-@pytest.mark.parametrize(("q", "v", "wanted"), [
+@parametrize("q, v, wanted", [
   ("B, S, H", "B, T, H", ("B", "S", None)), ("B, S, H", "B, T, 6", ("B", "S", 12)),
   ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
 ])  # fmt: skip
 def test_attention_of_open_lengths(q, v, wanted):
   """Of which onnx infers 0; the weights' shape is left open, of which it does so, too."""
-  heads = "<q_num_heads = 4, kv_num_heads = 2>" if q.count(",") == 2 else ""
+  heads = "<q_num_heads=4, kv_num_heads=2>" if q.count(",") == 2 else ""
   model = parsed(
     f"""g (float[{q}] q, float[{v}] k, float[{v}] v) => (float[a,b,c] y, float[a,b,c,d] w)
       {{ p, e, f, w = Attention{heads}(q, k, v)  y = Relu(p) }}""",
@@ -181,9 +180,9 @@ def test_attention_of_open_lengths(q, v, wanted):
 def test_a_pool_of_unknown_rank_keeps_ceil_mode():
   """That of a Loop's result is."""
   model = parsed("""g (int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
-    { v = Loop (n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
+    { v = Loop(n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
         { b = Relu(a)  d = Identity(c) }>
-      y = MaxPool<kernel_shape = [3], strides = [3], ceil_mode = 1, auto_pad = "VALID">(v) }""")
+      y = MaxPool<kernel_shape=[3], strides=[3], ceil_mode=1, auto_pad="VALID">(v) }""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
   assert [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"] == [1]
@@ -192,19 +191,19 @@ def test_a_pool_of_unknown_rank_keeps_ceil_mode():
 def test_a_strided_pool_with_same_pads_keeps_ceil_mode():
   """Without it ONNX Runtime refuses its pads, which are below 0."""
   model = parsed("""g (float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
-    y = AveragePool<kernel_shape = [1], strides = [2], ceil_mode = 1, auto_pad = "SAME_UPPER">(v) }""")
+    y = AveragePool<kernel_shape=[1], strides=[2], ceil_mode=1, auto_pad="SAME_UPPER">(v) }""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
 
 
-@pytest.mark.parametrize(("op", "counts"), [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
+@parametrize("op, counts", [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
 def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
   """onnx infers one too many along the other, and an operator behind it would be refused at load."""
   attribute = ", count_include_pad = 1" if counts else ""
   model = parsed(
-    f"""g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1, 2}}>
-      {{ v = {op}<kernel_shape = [3, 2], strides = [3, 3], pads = [1, 1, 1, 0], ceil_mode = 1{attribute}>(x)
+    f"""g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1,2}}>
+      {{ v = {op}<kernel_shape=[3,2], strides=[3,3], pads=[1,1,1,0], ceil_mode=1{attribute}>(x)
          y = LayerNormalization(v, s) }}""",
     18,
   )
@@ -217,13 +216,13 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
   np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  ("node", "size"),
-  [("PRelu(x, s)", 1), ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10)],
+@parametrize(
+  "node, size",
+  [("PRelu(x, s)", 1), ('Resize<mode="nearest", coordinate_transformation_mode="asymmetric">(x, , f)', 10)],
 )
 def test_what_onnx_infers_wrongly_before_a_norm(library, node, size):
   model = parsed(f"""g (float[1,{size}] x) => (float[A,B] y)
-    <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>
+    <float[7] s = {{1,2,3,4,5,6,7}}, float[2] f = {{1,0.7}}>
     {{ v = {node}  y = LayerNormalization(v, s) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
   assert changes
@@ -235,32 +234,32 @@ def test_what_onnx_infers_wrongly_before_a_norm(library, node, size):
 def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(library):
   """ONNX Runtime does not tell a scalar's shape from none, and then asks for the dtype that the operator makes."""
   model = parsed("""g (float[1,10] x, bool on) => (float[A,B] y, float[C,D] z)
-    <float[2] f = {1, 0.7}, float[1,1] w = {2}> {
-        p = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)
+    <float[2] f = {1,0.7}, float[1,1] w = {2}> {
+        p = Resize<mode="nearest", coordinate_transformation_mode="asymmetric">(x, , f)
         z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
   made, _, _ = run_passes(model, select_passes(only=["fuse-pointwise"]))
-  assert [node.op_type for node in made.graph.node] == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
+  assert op_types(made) == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
   (info,) = (each for each in made.graph.value_info if each.name == "n")
   assert info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
   feeds = {"x": np.ones((1, 10), np.float32), "on": np.array(True)}
   np.testing.assert_array_equal(run(session(made.SerializeToString(), ["cpu"]), feeds)["z"], np.ones((1, 7)))
 
 
-@pytest.mark.parametrize("length", ["13", "N"])
+@parametrize("length", ["13", "N"])
 def test_an_output_that_the_model_describes_wrongly(length):
   """No pass may believe it once an operator of ours stands in the way of inference."""
-  model = parsed(f"""g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis = 1>(h, h) }}""")
+  model = parsed(f"""g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis=1>(h, h) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
-  graph = annotated(made)
-  assert graph.outputs[0].shape == (2, 8)
+  assert annotated(made).outputs[0].shape == (2, 8)
 
 
 def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension():
   """Exporters write names as inference makes them up, and inference counts from 0 again."""
-  model = parsed("""g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
+  graph = import_model(
+    parsed("""g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
     { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
-  graph = import_model(model)
+  )
   for _ in range(2):
     annotate(graph)
     assert graph.outputs[0].shape == ("unk__0",)
@@ -270,7 +269,7 @@ def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension():
 def test_one_sided_spectra():
   imported = annotated(
     parsed("""g (float[1,128,1] x) => (float[] y)
-    <int64 step = {8}, int64 length = {16}> { y = STFT (x, step, , length) }""")
+    <int64 step = {8}, int64 length = {16}> { y = STFT(x, step, , length) }""")
   )
   assert imported.outputs[0].shape == (1, None, None, 2)
 
@@ -278,18 +277,17 @@ def test_one_sided_spectra():
 def test_in_a_local_function():
   """Its body is hidden as well, also where it takes the attribute from its call."""
   model = parsed(
-    """g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m = 1>(x)  y = Relu(a) }
+    """g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m=1>(x)  y = Relu(a) }
       <domain: "d", opset_import: ["" : 12]> f <m> (z) => (w)
-      { w = MaxPool<kernel_shape = [2], strides = [2], pads = [0, 1], ceil_mode: int = @m>(z) }""",
+      { w = MaxPool<kernel_shape=[2], strides=[2], pads=[0,1], ceil_mode: int=@m>(z) }""",
     12,
     domains=["d"],
   )
-  graph = annotated(model)
-  assert graph.nodes[0].outputs[0].shape is None
+  assert annotated(model).nodes[0].outputs[0].shape is None
 
 
-@pytest.mark.parametrize("spatial", [1, 2, 3])
-@pytest.mark.parametrize("layout", ["auto", "nhwc"])
+@parametrize("spatial", [1, 2, 3])
+@parametrize("layout", ["auto", "nhwc"])
 def test_what_follows_fits(spatial, layout):
   """A Transpose that only moves axes of length 1 becomes a Reshape to what the pool really makes."""
   kernel, size = [2] * spatial, [3] * (spatial - 1)
@@ -301,7 +299,7 @@ def test_what_follows_fits(spatial, layout):
   dims = ",".join(map(str, shape))
   model = built(nodes, f"float[{dims}] x", f"float[{','.join('?' * (spatial + 2))}] y", 13)
   optimized, _, _ = run_passes(model, select_passes(layout=layout))
-  assert "Reshape" in [node.op_type for node in optimized.graph.node]
+  assert "Reshape" in op_types(optimized)
   feeds = {"x": np.random.default_rng(spatial).standard_normal(shape).astype(np.float32)}
   np.testing.assert_array_equal(computed(optimized, feeds)[0], computed(model, feeds)[0], strict=True)
 
@@ -310,14 +308,14 @@ def behind(node, width, height=4):
   """Convolutions around a node of `before`, of [1,4,height,width]."""
   return parsed(
     f"""g (float[1,4,{height},{width}] x) => (float y)
-        {{ before = Conv(x, w)  p = {node}  c = Conv(p, w)  s = Softmax<axis = 1>(c)  d = Conv(s, w)
-          y = Softmax<axis = 1>(d) }}""",
+        {{ before = Conv(x, w)  p = {node}  c = Conv(p, w)  s = Softmax<axis=1>(c)  d = Conv(s, w)
+          y = Softmax<axis=1>(d) }}""",
     weights={"w": np.ones((4, 4, 1, 1), np.float32), "scales": np.array([1, 1, 1.4, 1.4], np.float32)},
   )
 
 
-@pytest.mark.parametrize(
-  ("width", "is_said"),
+@parametrize(
+  "width, is_said",
   [
     (5, False),  # 1.4 times that is 7 in float32, as ONNX Runtime multiplies, and 6.99... as onnx does
     (4, True),
@@ -325,15 +323,15 @@ def behind(node, width, height=4):
 )
 def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
   """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
-  resize = 'Resize<mode = "nearest">(before, , scales)'
+  resize = 'Resize<mode="nearest">(before, , scales)'
   made, _, _ = run_passes(behind(resize, width, width), select_passes(only=["fuse-conv"]))
-  assert [node.op_type for node in made.graph.node].count("FusedConv") == 3
+  assert op_types(made).count("FusedConv") == 3
   said = {each.name for each in made.graph.value_info if each.type.tensor_type.HasField("shape")}
   assert said == ({"before", "c", "d"} if is_said else {"before"})
 
 
-@pytest.mark.parametrize(
-  ("kernel", "width", "stays"),
+@parametrize(
+  "kernel, width, stays",
   [
     (1, 4, False),  # onnx counts a window that begins behind the last pixel: 3 for 2
     (1, 5, False),
@@ -342,10 +340,10 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
 )
 def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays):
   """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
-  pool = f"AveragePool<ceil_mode = 1, kernel_shape = [{kernel}, {kernel}], strides = [2, 2]>(before)"
+  pool = f"AveragePool<ceil_mode=1, kernel_shape=[{kernel}, {kernel}], strides=[2,2]>(before)"
   model = behind(pool, width, width)
   made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
-  (made_pool,) = (node for node in made.graph.node if node.op_type == "AveragePool")
+  (made_pool,) = nodes_of(made, "AveragePool")
   assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays
   assert {each.name for each in made.graph.value_info} == {"before", "c", "d"}
   x = np.random.default_rng(0).standard_normal((1, 4, width, width)).astype(np.float32)
@@ -353,6 +351,6 @@ def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays)
 
 
 def test_a_pool_of_open_size_keeps_its_ceil_mode():
-  pool = "MaxPool<ceil_mode = 1, kernel_shape = [1, 1], strides = [2, 2]>(before)"
+  pool = "MaxPool<ceil_mode=1, kernel_shape=[1,1], strides=[2,2]>(before)"
   made, _, _ = run_passes(behind(pool, "W"), select_passes(only=["fuse-conv"]))
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)

@@ -8,11 +8,10 @@ from onnx import helper
 from onnx_models import annotated, built, parsed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.convert import import_model
-from ortplugin.graph.facts import scopes
+from ortplugin.graph import broadcast, element_count, equal, import_model, scopes
 from ortplugin.graph.order import topological_order
 from ortplugin.graph.pattern import any_of, matches, maybe, maybe_cast, number, op, value
-from ortplugin.graph.shapes import broadcast, broadcasts_to, element_count, equal
+from ortplugin.graph.shapes import broadcasts_to
 from ortplugin.model.annotate import annotate
 
 
@@ -70,7 +69,7 @@ def test_alternatives_and_numbers():
   square = any_of(op("Mul", x, x), op("Pow", x, number(2)))
   assert square.roots == {"Mul", "Pow"}
   for two in ("float {2.0}", "int64 {2}", "double[1] {2.0}", "int32[1,1] {2}"):
-    assert len(find(square, f"two = Constant<value = {two}> ()  y = Pow(x, two)")) == 1
+    assert len(find(square, f"two = Constant<value={two}>()  y = Pow(x, two)")) == 1
   assert not find(square, "three = float {3.0}  y = Pow(x, three)")
   assert not find(square, "two = float[2] {2.0, 2.0}  y = Pow(x, two)")
   assert not find(square, "y = Pow(x, z)")
@@ -79,7 +78,7 @@ def test_alternatives_and_numbers():
 def test_optional_casts_and_inputs():
   pattern = op("Neg", maybe_cast(op("Abs", value("a"))))
   assert len(find(pattern, "a = Abs(x)  y = Neg(a)")) == 1
-  (match,) = find(pattern, "a = Abs(x)  c = Cast<to = 1> (a)  y = Neg(c)")
+  (match,) = find(pattern, "a = Abs(x)  c = Cast<to=1>(a)  y = Neg(c)")
   assert [node.op for node in match.tag("cast")] == ["Cast"]
   clip = op("Clip", value("a"), maybe(), maybe())
   assert len(find(clip, "y = Clip(x)")) == 1
@@ -106,8 +105,8 @@ def test_domains():
 def test_constants():
   scope = scope_of(
     """g (float x, float c) => (float y) <float c = {1}, float d = {2}> {
-      e = Constant<value_float = 3.0> ()  f = Constant<value_ints = [1, 2]> ()  s = Constant<value_string = "s"> ()
-      a = Add(c, d)  b = Add(a, e)  k = Cast<to = 1> (f)  y = Add(b, x) }"""
+      e = Constant<value_float=3.0>()  f = Constant<value_ints=[1,2]>()  s = Constant<value_string="s">()
+      a = Add(c, d)  b = Add(a, e)  k = Cast<to=1>(f)  y = Add(b, x) }"""
   )
   tensors = scope.graph.tensors()
   assert scope.scalar(tensors["c"]) is None  # a caller may override it
@@ -115,8 +114,7 @@ def test_constants():
   assert scope.scalar(tensors["d"]) == 2
   assert scope.scalar(tensors["e"]) == 3
   assert scope.scalar(tensors["f"]) is None
-  array = scope.constant(tensors["f"])
-  assert array.tolist() == [1, 2]
+  assert scope.constant(tensors["f"]).tolist() == [1, 2]
   assert scope.constant(tensors["f"], elements=1) is None
   assert scope.constant(tensors["x"]) is None
 
@@ -144,7 +142,7 @@ def test_external_data_that_is_not_loaded_is_not_read():  # RELIABILITY 41
 
 def test_dependence():
   scope = scope_of("""g (bool p, float x) => (float y, float z) { a = Sin(x)  b = Cos(x)  c = Add(a, b)
-      y = If (p) <then_branch = t () => (float u) { u = Neg(c) }, else_branch = e () => (float v) { v = Neg(x) }>
+      y = If(p) <then_branch = t () => (float u) { u = Neg(c) }, else_branch = e () => (float v) { v = Neg(x) }>
       z = Neg(b) }""")
   nodes, tensors = makers(scope), scope.graph.tensors()
   assert scope.depends_on(tensors["c"], nodes["a"])
@@ -156,7 +154,7 @@ def test_dependence():
 
 def test_who_else_uses_a_value():
   scope = scope_of("""g (bool p, float x) => (float y, float c) { a = Sin(x)  b = Cos(a)  c = Neg(b)  d = Abs(c)
-      y = If (p) <then_branch = t () => (float u) { u = Neg(d) },
+      y = If(p) <then_branch = t () => (float u) { u = Neg(d) },
                   else_branch = e () => (float v) { v = Neg(x) }> }""")
   nodes, tensors = makers(scope), scope.graph.tensors()
   assert scope.used_beyond(tensors["a"], [nodes["b"]]) == ""
@@ -176,7 +174,7 @@ def test_replacing_moves_only_what_must():
 
 
 def test_same_shape_without_knowing_it():
-  scope = scope_of("""g (float[N,3] u) => (float[A,B] y) { x = com.microsoft.Unheard(u)  a = Cast<to = 1> (x)
+  scope = scope_of("""g (float[N,3] u) => (float[A,B] y) { x = com.microsoft.Unheard(u)  a = Cast<to=1>(x)
     b = Relu(a)  c = Tanh(a)  d = Transpose(a)  e = Add(b, c)  y = Add(d, e) }""")
   tensors = scope.graph.tensors()
   assert scope.shape(tensors["a"]) is None
@@ -186,7 +184,7 @@ def test_same_shape_without_knowing_it():
 
 
 @pytest.mark.parametrize(
-  ("shape", "target", "expected"),
+  "shape, target, expected",
   [
     ((8,), (2, 3, 8), True),
     ((), (2, 3), True),
@@ -260,10 +258,9 @@ def test_inference_from_the_inputs_is_believed_before_value_info():
 
 def test_made_up_names_of_dimensions_never_mean_two_things():
   """Inference counts them from 0 each time; a model that was optimized before brings some along."""
-  text = """g (float[N,3] x) => (int64[A,B] y) <int64[unk__0,3] b> {
+  graph = graph_of("""g (float[N,3] x) => (int64[A,B] y) <int64[unk__0,3] b> {
     a = NonZero(x)  b = com.microsoft.Unheard(a)  c = NonZero(b)  d = com.microsoft.Unheard(c)  e = NonZero(b)
-    y = NonZero(d) }"""
-  graph = graph_of(text)
+    y = NonZero(d) }""")
   for _ in range(3):
     found = [dim for name in ("a", "b", "c", "e") for dim in graph.tensors()[name].shape if isinstance(dim, str)]
     assert len(found) == len(set(found)) == 4

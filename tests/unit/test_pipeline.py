@@ -6,8 +6,7 @@ from ortplugin.errors import UsageError
 from ortplugin.optimizer import PIPELINE, Stage, Step, make_stages, select_passes
 from ortplugin.optimizer import options as options_module
 from ortplugin.optimizer.options import Options
-from ortplugin.optimizer.pipeline import TABLE, stage_of
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU, TABLE, stage_of
 from ortplugin.precision import resolve
 from ortplugin.precision.plan import Request
 
@@ -120,7 +119,7 @@ def test_the_gpu_that_is_named_or_there(gpus, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("options", "words"),
+  "options, words",
   [
     (Options(drop_guilty=True), "verify=True"),
     (Options(keep_faster=True), "keep_faster goes by"),

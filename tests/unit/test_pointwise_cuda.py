@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nvrtc import ARCHITECTURES, CompileError, compile_cuda, compile_with_log
+from onnx_models import parametrize
 
 from ortplugin.program import DTYPES, INTEGERS, OPERATORS
 
@@ -71,7 +72,7 @@ extern "C" __global__ void every_operator_{dtype}(const {cuda_type}* in, {cuda_t
 """
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@parametrize("architecture", ARCHITECTURES)
 def test_every_operator_compiles(architecture):
   source = kernel_of("float")
   assert source.count("op_") > len(OPERATORS)
@@ -82,15 +83,15 @@ def test_every_operator_compiles(architecture):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-@pytest.mark.parametrize("dtype", ["double", *INTEGERS])
+@parametrize("architecture", ["sm_75", "sm_90"])
+@parametrize("dtype", ["double", *INTEGERS])
 def test_every_operator_compiles_in_every_type(dtype, architecture):
   cubin, log = compile_with_log(kernel_of(dtype), architecture)
   assert f"every_operator_{dtype}".encode() in cubin
   assert "warning" not in log, log
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_120"])
+@parametrize("architecture", ["sm_75", "sm_120"])
 def test_literals_of_every_kind_are_constants(architecture):
   """The forms in which EmitCuda writes numbers are accepted and have the value meant."""
   source = f"""{POINTWISE}

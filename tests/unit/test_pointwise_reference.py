@@ -6,22 +6,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from onnx_models import built
+from onnx_models import built, parametrize
 from operator_places import check_decomposition
 
 from ortplugin.errors import ModelError
 from ortplugin.ops.decompose import to_onnx
 from ortplugin.ops.pointwise_reference import values
-from ortplugin.program import (
-  DTYPES,
-  INTEGERS,
-  NUMPY_DTYPES,
-  OPERATORS,
-  UNSIGNED,
-  integer_range,
-  parse,
-  sum_axes,
-)
+from ortplugin.program import DTYPES, INTEGERS, NUMPY_DTYPES, OPERATORS, UNSIGNED, integer_range, parse, sum_axes
 
 
 def truncated(x, y):
@@ -101,9 +92,7 @@ def test_every_integer_operator_is_meant():
   }
 
 
-@pytest.mark.parametrize(
-  ("op", "dtype"), [(op, d) for op in MEANING for d in OPERATORS[op.split("<")[0]].types if d in INTEGERS]
-)
+@parametrize("op, dtype", [(op, d) for op in MEANING for d in OPERATORS[op.split("<")[0]].types if d in INTEGERS])
 def test_integers_are_exact(op, dtype):
   program = statement_of(op, dtype)
   grids = np.meshgrid(*[np.array(telling(dtype), NUMPY_DTYPES[dtype])] * len(program.parameters))
@@ -116,7 +105,7 @@ def test_integers_are_exact(op, dtype):
   assert found.ravel().tolist() == expected
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
+@parametrize("dtype", INTEGERS)
 def test_powers(dtype):
   x, y = np.meshgrid(*[np.array(telling(dtype), NUMPY_DTYPES[dtype])] * 2)
   found = values(statement_of("Pow", dtype), [x, y])["r"]
@@ -129,7 +118,7 @@ def test_powers(dtype):
     assert value == expected, f"{given} ** {exponent}"
 
 
-@pytest.mark.parametrize("to", INTEGERS)
+@parametrize("to", INTEGERS)
 def test_casts_to_integers(to):
   low, high = integer_range(to)
   given = [0.0, -0.0, 0.9, -0.9, 1.5, -1.5, 100.0, np.nan, np.inf, -np.inf, 1e30, -1e30, float(low), float(high),
@@ -195,8 +184,12 @@ def test_floats_where_integers_differ():
 def in_onnx(program, inputs, opset):
   """The program through its decomposition, in onnx's own evaluator: ONNX Runtime lacks many integer kernels."""
   rank = max(x.ndim for x in inputs.values())
-  ranks = [rank - s.attribute("axes").count(" ") - 1 if (s := program.statement(r.name)) and s.op == "SumTo"
-           and not s.number("keepdims") else rank for r in program.results]  # fmt: skip
+  ranks = [
+    rank - s.attribute("axes").count(" ") - 1
+    if (s := program.statement(r.name)) and s.op == "SumTo" and not s.number("keepdims")
+    else rank
+    for r in program.results
+  ]
   outputs = [f"out_{each.name}" for each in program.results]
   nodes = to_onnx(program, [p.name for p in program.parameters], outputs, opset, "t", sums)
   given = {each.name: (each.dtype, inputs[each.name].shape) for each in program.parameters}
@@ -211,8 +204,8 @@ def sums(builder, statement, dtype, operand, output):
   builder.sum(operand, axes, bool(statement.number("keepdims")), output)
 
 
-@pytest.mark.parametrize("opset", [11, 13, 18])
-@pytest.mark.parametrize("op", [*MEANING, "Pow"])
+@parametrize("opset", [11, 13, 18])
+@parametrize("op", [*MEANING, "Pow"])
 def test_integer_operators_decompose_to_their_reference(op, opset, rng):
   """On numbers for which ONNX defines the result: no overflow, no division by zero."""
   for dtype in OPERATORS[op.split("<")[0]].types:
@@ -239,8 +232,8 @@ def test_integer_operators_decompose_to_their_reference(op, opset, rng):
     np.testing.assert_array_equal(found, expected, err_msg=dtype)
 
 
-@pytest.mark.parametrize("to", DTYPES)
-@pytest.mark.parametrize("given", [dtype for dtype in DTYPES if dtype != "bfloat16"])
+@parametrize("to", DTYPES)
+@parametrize("given", [dtype for dtype in DTYPES if dtype != "bfloat16"])
 def test_casts_decompose_to_their_reference(given, to):
   program = parse(f"({given} x) => ({to} y) {{ y = Cast<to={to}>(x) }}")
   numbers = np.array([0, 1, 2, 100, 127]).astype(NUMPY_DTYPES[given])
@@ -277,9 +270,9 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("opset", [11, 13, 24])
-@pytest.mark.parametrize(("text", "shapes", "expected"), SHAPES)
-def test_results_have_the_whole_shape(text, shapes, expected, opset, rng):  # fmt: skip
+@parametrize("opset", [11, 13, 24])
+@parametrize("text, shapes, expected", SHAPES)
+def test_results_have_the_whole_shape(text, shapes, expected, opset, rng):
   program = parse(text)
   inputs = {n: np.asarray(rng.random(shape), np.float32) for n, shape in shapes.items()}
   found = in_onnx(program, inputs, opset)
@@ -300,8 +293,8 @@ def test_a_result_of_the_whole_shape_is_not_expanded():
   assert [node.op_type for node in to_onnx(program, ["x", "w"], ["y", "z"], 18, "t")] == ["Mul", "Neg"]
 
 
-@pytest.mark.parametrize(
-  ("op", "dtype", "opset", "operators"),
+@parametrize(
+  "op, dtype, opset, operators",
   [
     ("Mish(x)", "float", 17, ["Softplus", "Tanh", "Mul"]),
     ("Mish(x)", "float", 18, ["Mish"]),

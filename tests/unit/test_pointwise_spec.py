@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from node_cases import assert_invalid, run_at_opset, steps, typed
 from onnx import helper
+from onnx_models import parametrize
 from pointwise_cases import CASES, LERP, SILU, SUM_RELU, by_name, check, expect, model_of, node_of
 
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.pointwise import OPERATOR
 from ortplugin.ops.pointwise.reference import pointwise
@@ -20,9 +21,9 @@ def run_decomposed(text, inputs, opset):
   return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16"])
-@pytest.mark.parametrize("opset", [11, 13, 17, 18, 22, 24])
-@pytest.mark.parametrize("name", ["lerp, middle broadcast", "results of fewer inputs", "a chain of eight", "masked"])
+@parametrize("dtype", ["float", "float16"])
+@parametrize("opset", [11, 13, 17, 18, 22, 24])
+@parametrize("name", ["lerp, middle broadcast", "results of fewer inputs", "a chain of eight", "masked"])
 def test_the_decomposition_is_the_reference(name, opset, dtype):
   case = by_name[f"{name}, {dtype}"]
   found = run_decomposed(case.text, case.inputs(), opset)
@@ -43,8 +44,7 @@ def test_the_reference_is_the_formula():
 
 def test_the_reference_rounds_where_the_language_says():
   x = np.array([60000], np.float16)
-  text = "(float16 x) => (float16 y, float16 t) { t = Mul(x, 1000) y = Div(t, 1000) }"
-  y, t = pointwise(parse(text), [x])
+  y, t = pointwise(parse("(float16 x) => (float16 y, float16 t) { t = Mul(x, 1000) y = Div(t, 1000) }"), [x])
   assert y == x
   assert np.isposinf(t)
   cast = "(float x) => (float y) { h = Cast<to=float16>(x) y = Cast<to=float>(h) }"
@@ -89,7 +89,7 @@ WRONG = {  # what every operator with a program refuses, test_layer_norm_spec.py
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 
@@ -102,7 +102,7 @@ def outputs(case):
   return [np.array(output) for output in expect(case).outputs]
 
 
-@pytest.mark.parametrize("case", CASES[::5])
+@parametrize("case", CASES[::5])
 def test_the_reference_passes(case):
   check(case, outputs(case))
 
@@ -134,14 +134,14 @@ WRONG_OUTPUTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "words"), WRONG_OUTPUTS)
+@parametrize("name, change, words", WRONG_OUTPUTS)
 def test_a_wrong_output_fails(name, change, words):
   case = by_name[name]
   with pytest.raises(AssertionError, match=words):
     check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("Silu", np.float16), ("a chain of eight", np.float16)])
+@parametrize("name, dtype", [("Silu", np.float16), ("a chain of eight", np.float16)])
 def test_a_kernel_that_computes_in_half_fails(name, dtype):
   """float in, float out, but every value rounded to a narrower dtype on the way."""
   case = by_name[f"{name}, float"]

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import annotated, parsed
+from onnx_models import annotated, nodes_of, parametrize, parsed
 
 import ortplugin
 from ortplugin.errors import UsageError
@@ -63,8 +63,7 @@ WEIGHT = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
 
 def two_products():
-  nodes = "a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, w)"
-  return model(nodes, {"w": WEIGHT})
+  return model("a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, w)", {"w": WEIGHT})
 
 
 def test_one_cast_at_each_border_and_constants_converted_once():
@@ -102,7 +101,7 @@ def test_bfloat16_where_the_opset_has_it():
   assert kept == {"make_y": "opset 12 has no MatMul in bfloat16"}
 
 
-@pytest.mark.parametrize("opset", [9, 11, 12])
+@parametrize("opset", [9, 11, 12])
 def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset):
   old = model("a = MatMul(x, w)  y = Relu(a)", {"w": WEIGHT}, opset=opset)
   result, report = ortplugin.optimize(old, only=[], precision="bf16")
@@ -113,8 +112,8 @@ def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset):
     assert report.opset in (None, (9, 11))
 
 
-@pytest.mark.parametrize(
-  ("name", "opset", "op", "rewrite", "kept"),
+@parametrize(
+  "name, opset, op, rewrite, kept",
   [
     ("bf16", 22, "ConvTranspose", "fuse-conv", True),
     ("fp16", 17, "ConvTranspose", "fuse-conv", False),
@@ -145,25 +144,25 @@ def test_what_only_a_rewrite_can_run(name, opset, op, rewrite, kept):
 def test_a_clip_of_one_element_stays():
   """No kernel of ours takes it."""
   nodes = "a = MatMul(x, w)  b = Clip(a, low)  y = MatMul(b, w)"
-  original = model(nodes, {"w": np.ones((1, 1), np.float32), "low": np.float32(0.5)},
-                   inputs="float[1,1] x", outputs="float[1,1] y")  # fmt: skip
+  original = model(
+    nodes, {"w": np.ones((1, 1), np.float32), "low": np.float32(0.5)}, inputs="float[1,1] x", outputs="float[1,1] y"
+  )
   _, _, kept = convert(original, "bf16", rewrites=frozenset({"lone-pointwise"}))
   assert kept == {"make_b": "ONNX Runtime's CUDA provider has no Clip in bfloat16"}
 
 
-@pytest.mark.parametrize(("name", "op"), [("bf16", "Clip"), ("fp16", "Asin")])
+@parametrize("name, op", [("bf16", "Clip"), ("fp16", "Asin")])
 def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
   """No rewrite takes an operator of unknown rank."""
   nodes = f"a = MatMul(x, w)  r = Reshape(a, shape)  z = {op}(r)  y = Reshape(z, flat)"
   constants = {"w": np.full((4, 4), 0.1, np.float32), "flat": np.array([-1])}
-  original = model(nodes, constants, inputs="float[2,4] x, int64[rank] shape", outputs="float[8] y")
-  _, _, found = convert(original, name)
+  _, _, found = convert(model(nodes, constants, inputs="float[2,4] x, int64[rank] shape", outputs="float[8] y"), name)
   dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
   assert found["make_z"] == f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
 
 
-@pytest.mark.parametrize(
-  ("name", "reduction", "rewrites", "kept"),
+@parametrize(
+  "name, reduction, rewrites, kept",
   [
     ("bf16", "min", {"fuse-scatter"}, False),
     ("bf16", "min", set(), True),
@@ -172,21 +171,20 @@ def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
     ("fp16", "min", set(), False),
   ],
 )
-@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+@parametrize("op", ["ScatterND", "ScatterElements"])
 def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrites, kept):
-  nodes = f'a = MatMul(x, w)  b = {op}<reduction = "{reduction}">(a, i, u)  y = MatMul(b, w)'
+  nodes = f'a = MatMul(x, w)  b = {op}<reduction="{reduction}">(a, i, u)  y = MatMul(b, w)'
   places = np.zeros((1, 1) if op == "ScatterND" else (1, 4), np.int64)
   constants = {"w": np.full((4, 4), 0.1, np.float32), "i": places, "u": np.ones((1, 4), np.float32)}
-  original = model(nodes, constants, opset=18)
-  _, _, found = convert(original, name, rewrites=frozenset(rewrites))
+  _, _, found = convert(model(nodes, constants, opset=18), name, rewrites=frozenset(rewrites))
   reason = f"ONNX Runtime's CUDA provider has no {op} in bfloat16 with the reduction '{reduction}'"
   assert found == ({"make_b": reason} if kept else {})
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@parametrize("name", ["fp16", "bf16"])
 def test_the_statistics_of_a_norm_stay(name):
   """Their dtype is what stash_type says, float32, whatever that of the norm."""
-  nodes = "a = MatMul(x, w)  n, mean = LayerNormalization<axis = 1>(a, g)  y = MatMul(n, w)  z = Neg(mean)"
+  nodes = "a = MatMul(x, w)  n, mean = LayerNormalization<axis=1>(a, g)  y = MatMul(n, w)  z = Neg(mean)"
   original = model(nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)}, outputs="float[2,4] y, float[2,1] z")
   result, _, _ = convert(original, name)
   inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
@@ -194,17 +192,18 @@ def test_the_statistics_of_a_norm_stay(name):
   assert (types["n"], types["mean"]) == (HALF if name == "fp16" else BFLOAT, FLOAT)
 
 
-@pytest.mark.parametrize("made", ["EyeLike<dtype = 10>", "RandomUniformLike<dtype = 10, seed = 1.0>"])
+@parametrize("made", ["EyeLike<dtype=10>", "RandomUniformLike<dtype=10, seed=1.0>"])
 def test_a_dtype_that_an_attribute_says_stays(made):
-  original = model(f"a = {made}(x)  b = MatMul(h, a)  y = Cast<to = 1>(b)", inputs="float[4,4] x, float16[4,4] h",
-                   outputs="float[4,4] y")  # fmt: skip
+  original = model(
+    f"a = {made}(x)  b = MatMul(h, a)  y = Cast<to=1>(b)", inputs="float[4,4] x, float16[4,4] h", outputs="float[4,4] y"
+  )
   result, _, kept = convert(original, "fp32")
   assert ops(result) == [made.partition("<")[0], "Cast>float", "Cast>float", "MatMul", "Cast>float"]
   assert kept["make_a"] == "its attribute 'dtype' says its dtype"
 
 
 def test_double_stays():
-  nodes = "a = Relu(x)  b = Cast<to = 1>(a)  y = MatMul(b, w)"
+  nodes = "a = Relu(x)  b = Cast<to=1>(a)  y = MatMul(b, w)"
   result, _, _ = convert(model(nodes, {"w": WEIGHT}, inputs="double[2,4] x"))
   assert ops(result) == ["Relu", "Cast>half", "MatMul", "Cast>float"]
 
@@ -241,7 +240,7 @@ def test_small_numbers_beside_large_ones_do_not_matter():
 def test_what_masks_are_filled_with_stays_finite():
   lowest = np.finfo(np.float32).min
   assert converted(np.array([lowest, 0, -np.inf], np.float32), FP16).tolist() == [-32752.0, 0.0, -np.inf]
-  nodes = """m = Cast<to = 1>(mask)  n = Sub(one, m)  bias = Mul(n, lowest)
+  nodes = """m = Cast<to=1>(mask)  n = Sub(one, m)  bias = Mul(n, lowest)
     s = MatMul(x, w)  t = Add(s, bias)  p = Softmax(t)  y = MatMul(p, w)"""
   constants = {"w": WEIGHT, "one": np.float32(1), "lowest": lowest}
   result, _, kept = convert(model(nodes, constants, inputs="float[2,4] x, int64[2,4] mask"))
@@ -254,14 +253,14 @@ COSTLY = {
   "exponential": ("b = Exp(a)", "its results outgrow its inputs"),
   "power": ("b = Pow(a, two)", "its results outgrow its inputs"),
   "square": ("b = Mul(a, a)", "it squares"),
-  "sum": ("r = ReduceSum<keepdims = 1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
-  "mean": ("r = ReduceMean<keepdims = 1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
+  "sum": ("r = ReduceSum<keepdims=1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
+  "mean": ("r = ReduceMean<keepdims=1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
   "logarithm": ("b = Log(a)", "small inputs vanish"),
-  "norm": ("r = ReduceL2<keepdims = 1>(a)  b = Div(a, r)", "it sums squares"),
+  "norm": ("r = ReduceL2<keepdims=1>(a)  b = Div(a, r)", "it sums squares"),
 }
 
 
-@pytest.mark.parametrize("name", COSTLY)
+@parametrize("name", COSTLY)
 def test_what_computes_beyond_the_dtype_stays(name):
   nodes, reason = COSTLY[name]
   original = model(
@@ -281,14 +280,13 @@ def test_what_computes_beyond_the_dtype_stays(name):
 
 
 def test_short_sums_do_not_stay():
-  original = model("a = MatMul(x, w)  y = ReduceMean<axes = [1], keepdims = 0>(a)", {"w": WEIGHT},
-                   outputs="float[2] y")  # fmt: skip
+  original = model("a = MatMul(x, w)  y = ReduceMean<axes=[1], keepdims=0>(a)", {"w": WEIGHT}, outputs="float[2] y")
   _, count, kept = convert(original)
   assert (count, kept) == (2, {})
 
 
 def test_positions_and_their_sines_stay():
-  nodes = "p = Cast<to = 1>(position)  angle = Mul(p, frequency)  s = Sin(angle)  y = MatMul(s, w)"
+  nodes = "p = Cast<to=1>(position)  angle = Mul(p, frequency)  s = Sin(angle)  y = MatMul(s, w)"
   frequency = np.array([1, 0.1, 0.01, 0.001], np.float32)
   result, _, kept = convert(model(nodes, {"w": WEIGHT, "frequency": frequency}, inputs="int64[2,4] position"))
   assert ops(result) == ["Cast>float", "Mul", "Sin", "Cast>half", "MatMul", "Cast>float"]
@@ -296,8 +294,7 @@ def test_positions_and_their_sines_stay():
 
 
 def test_measured_activations_decide():
-  nodes = "a = MatMul(x, w)  b = Exp(a)  c = Add(b, a)  y = MatMul(c, w)"
-  original = model(nodes, {"w": WEIGHT})
+  original = model("a = MatMul(x, w)  b = Exp(a)  c = Add(b, a)  y = MatMul(c, w)", {"w": WEIGHT})
   _, _, kept = convert(original)
   assert set(kept) == {"make_b", "make_c", "make_y"}
   small = dict.fromkeys("xabcy", 3.0)
@@ -339,13 +336,13 @@ def test_other_domains_and_unknown_dtypes_stay():
 def test_a_value_is_cast_once_for_all_its_readers():
   nodes = "a = MatMul(x, w)  b = Exp(a)  c = Log(a)  d = MatMul(a, w)  e = Add(b, c)  f = Tanh(e)  y = Add(f, d)"
   result, _, _ = convert(model(nodes, {"w": WEIGHT}))
-  casts = [each for each in result.graph.node if each.op_type == "Cast"]
+  casts = nodes_of(result, "Cast")
   assert len({(each.input[0], each.attribute[0].i) for each in casts}) == len(casts) == 4
 
 
 def test_casts_of_the_model_become_borders_or_nothing():
   """From automatic mixed precision: what was in float32 between Casts is in float16 now, and no pair remains."""
-  nodes = "a = MatMul(x, w)  b = Cast<to = 1>(a)  c = Mul(b, scale)  d = Cast<to = 10>(c)  y = MatMul(d, w)"
+  nodes = "a = MatMul(x, w)  b = Cast<to=1>(a)  c = Mul(b, scale)  d = Cast<to=10>(c)  y = MatMul(d, w)"
   original = model(
     nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs="float16[2,4] x", outputs="float16[2,4] y"
   )
@@ -363,8 +360,7 @@ def test_an_output_that_is_read_again_keeps_its_name():
 
 
 def test_an_input_that_is_an_output_is_left_alone():
-  original = model("y = MatMul(x, w)", {"w": WEIGHT}, outputs="float[2,4] x, float[2,4] y")
-  result, _, _ = convert(original, io=True)
+  result, _, _ = convert(model("y = MatMul(x, w)", {"w": WEIGHT}, outputs="float[2,4] x, float[2,4] y"), io=True)
   assert result.graph.input[0].type.tensor_type.elem_type == FLOAT
   assert result.graph.output[0].type.tensor_type.elem_type == FLOAT
 
@@ -382,12 +378,15 @@ def test_a_constant_that_both_sides_read_is_there_twice():
   nodes = "a = MatMul(x, w)  b = Add(a, c)  d = Exp(b)  e = Add(d, c)  y = Tanh(e)"
   result, _, _ = convert(model(nodes, {"w": WEIGHT, "c": np.ones(4, np.float32)}))
   assert sorted((name, array.dtype.name) for name, array in initializers(result).items()) == [
-      ("c", "float32"), ("c_2", "float16"), ("w", "float16")]  # fmt: skip
+    ("c", "float32"),
+    ("c_2", "float16"),
+    ("w", "float16"),
+  ]
 
 
 def test_arguments_of_a_fixed_dtype_stay():
   original = model(
-    'a = MatMul(x, w)  y = Resize<mode = "nearest">(a, , scales)',
+    'a = MatMul(x, w)  y = Resize<mode="nearest">(a, , scales)',
     {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
     inputs="float[1,1,4,4] x",
     outputs="float[1,1,8,8] y",
@@ -410,9 +409,8 @@ def test_bodies_keep_their_dtypes_and_read_what_they_read_before():
 
 
 def test_arithmetic_on_shapes_stays_silently():
-  nodes = "s = Shape(x)  f = Cast<to = 1>(s)  g = Mul(f, two)  h = Cast<to = 7>(g)  a = MatMul(x, w)  y = Tile(a, h)"
-  original = model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs="float[a,b] y")
-  result, count, kept = convert(original)
+  nodes = "s = Shape(x)  f = Cast<to=1>(s)  g = Mul(f, two)  h = Cast<to=7>(g)  a = MatMul(x, w)  y = Tile(a, h)"
+  result, count, kept = convert(model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs="float[a,b] y"))
   assert (count, kept) == (2, {})  # MatMul and Tile
   assert initializers(result)["two"].dtype == np.float32
 
@@ -458,7 +456,7 @@ def test_tf32_is_an_attribute_of_convolutions():
   )
   optimized, report = ortplugin.optimize(original, precision="tf32")
   assert report.rewrites["allow-tf32"] == 1
-  (fused,) = [each for each in optimized.graph.node if each.op_type == "FusedConv"]
+  (fused,) = nodes_of(optimized, "FusedConv")
   assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 1
   again, second = ortplugin.optimize(optimized, precision="tf32")
   assert not second.changes
@@ -467,7 +465,7 @@ def test_tf32_is_an_attribute_of_convolutions():
   assert not any(each.name == "allow_tf32" for n in plain.graph.node for each in n.attribute)
   exact, report = ortplugin.optimize(optimized, precision="fp32")
   assert report.rewrites["forbid-tf32"] == 1
-  (fused,) = [each for each in exact.graph.node if each.op_type == "FusedConv"]
+  (fused,) = nodes_of(exact, "FusedConv")
   assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 0
 
 

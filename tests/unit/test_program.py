@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx_models import parametrize
 from sample import examples
 
 from ortplugin.program import (
@@ -64,8 +65,8 @@ def test_white_space_and_defaults_have_no_meaning():
   assert str(zero).splitlines()[1] == "  y = LayerNormalization<axis=0>(x)"
 
 
-@pytest.mark.parametrize(
-  ("number", "text"),
+@parametrize(
+  "number, text",
   [
       (1.0, "1"), (-0.0, "-0"), (0.5, "0.5"), (1e-5, "1e-05"), (1e-4, "1e-04"), (0.001, "0.001"), (1.5e-4, "0.00015"),
       (10000.0, "10000"), (100000.0, "1e+05"), (123456.0, "123456"), (1e22, "1e+22"), (0.1, "0.1"),
@@ -113,7 +114,7 @@ def _some_statement(name, dtype):
   return f"y = {name}{ATTRIBUTES.get(name, '')}({', '.join(operands)})", result
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@parametrize("name", OPERATORS)
 def test_every_operator_parses_and_prints(name):
   spec = OPERATORS[name]
   for dtype in DTYPES if "T" in spec.operands else ["bool"]:
@@ -142,7 +143,7 @@ def test_the_dtypes_of_the_table():
   assert OPERATORS["SumTo"].types == (*FLOATING, "int32", "int64", "uint32", "uint64")
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
+@parametrize("dtype", INTEGERS)
 def test_integer_literals_are_exact(dtype):
   low, high = integer_range(dtype)
   assert high - low + 1 == 2 ** int(dtype.lstrip("uint"))
@@ -254,7 +255,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("text", BAD)
+@parametrize("text", BAD)
 def test_what_is_wrong_is_said(text):
   with pytest.raises(ProgramError) as caught:
     parse(text)
@@ -262,7 +263,7 @@ def test_what_is_wrong_is_said(text):
   assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("space", ["\v", "\f", "\x1c", "\x1f", "\x85", "\xa0"])
+@parametrize("space", ["\v", "\f", "\x1c", "\x1f", "\x85", "\xa0"])
 def test_other_white_space_is_refused(space):
   """Python's own functions count these as white space; the language does not."""
   for text in (f"(float x) =>{space}(float y) {{ y = Relu(x) }}", EXAMPLE + space, space, f" \n{space} "):
@@ -352,7 +353,7 @@ CASTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", CASTS)
+@parametrize("text", CASTS)
 def test_redundant_casts(text):
   given, result, expected = CASTS[text]
   program = parse(body(text, parameters=f"{given} x", results=f"{result} y"))

@@ -37,14 +37,19 @@ def test_a_new_line_is_asked_for_everything_else(line, tmp_path):
   with (tmp_path / "ortplugin" / "program" / "operators.def").open("a") as table:
     table.write(line + "\n")
   paths = os.pathsep.join(map(str, (tmp_path, tmp_path / "tests", ROOT / "tests")))
-  found = subprocess.run([sys.executable, tmp_path / "tests" / "operator_places.py"], capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": paths}, timeout=120)  # fmt: skip
+  found = subprocess.run(
+    [sys.executable, tmp_path / "tests" / "operator_places.py"],
+    capture_output=True,
+    text=True,
+    env={**os.environ, "PYTHONPATH": paths},
+    timeout=120,
+  )
   assert found.returncode == 0, found.stderr
   assert found.stdout.splitlines() == [f"Brandnew lacks {place}" for place in (*POINTWISE_PLACES, *PLACES)]
 
 
 @pytest.mark.parametrize(
-  ("operator", "right", "wrong"),
+  "operator, right, wrong",
   [
     ("Elu", "Elu<alpha=1>", "Elu<alpha=2>"),
     ("Selu", "Selu<alpha=1.67326…, gamma", "Selu<gamma=1.67326…, alpha"),

@@ -69,7 +69,7 @@ SEEDS = [
   EXAMPLE,
   PROGRAM,
   everything(),
-  body('y = Gelu<approximate = "tanh">(x)'),
+  body('y = Gelu<approximate="tanh">(x)'),
   body('y = LayerNormalization<axes="0 2", epsilon=0.1>(x)'),
   body('y = RMSNormalization<axes="", axis=-1, groups=-0>(x)'),
   body('y = RMSNormalization<groups=32, axes="2 3", axis=1>(x)'),

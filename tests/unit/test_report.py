@@ -61,9 +61,9 @@ def text_of(report, explain=False, width=160):
 def test_operators_are_counted_in_bodies_and_functions():
   model = parsed(
     """g (float[1] x) => (float[1] y) <bool c = {1}> {
-      i = If (c) <then_branch = b () => (float o) { o = Relu (x) }, else_branch = b () => (float o) { o = Relu (x) }>
-      y = local.Twice (i) }
-    <domain: "local", opset_import: ["" : 17]> Twice (a) => (b) { b = Add (a, a) }""",
+      i = If(c) <then_branch = b () => (float o) { o = Relu(x) }, else_branch = b () => (float o) { o = Relu(x) }>
+      y = local.Twice(i) }
+    <domain: "local", opset_import: ["" : 17]> Twice (a) => (b) { b = Add(a, a) }""",
     domains=["local"],
   )
   assert count_operators(model) == {"ai.onnx::Add": 1, "ai.onnx::If": 1, "ai.onnx::Relu": 2, "local::Twice": 1}
@@ -115,8 +115,7 @@ def test_text_names_everything():
 
 
 def test_markup_in_names_is_shown_as_it_is():
-  report = Report(near_misses=[NearMiss("r", "[red]node[/red] (Add)", "[/] is odd")])
-  text = text_of(report, explain=True)
+  text = text_of(Report(near_misses=[NearMiss("r", "[red]node[/red] (Add)", "[/] is odd")]), explain=True)
   assert "[red]node[/red] (Add)" in text
   assert "[/] is odd" in text
 

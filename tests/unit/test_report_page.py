@@ -70,19 +70,28 @@ def whole():
 
 def profiled():
   report = named("n")
-  return Report("profile", profile=Profile("CPU", "generated", report.profile.original), changes=report.changes,
-                labels_before=report.labels_before, labels_after=report.labels_after)  # fmt: skip
+  return Report(
+    "profile",
+    profile=Profile("CPU", "generated", report.profile.original),
+    changes=report.changes,
+    labels_before=report.labels_before,
+    labels_after=report.labels_after,
+  )
 
 
 REPORTS = {
-  "empty": Report(), "restore": Report("restore"), "profile": profiled(), "full": full_report(), "named": named("n"),
-  "hostile": named(HOSTILE), "skipped": Report(profile=Profile(HOSTILE, skipped=HOSTILE)),
-}  # fmt: skip
+  "empty": Report(),
+  "restore": Report("restore"),
+  "profile": profiled(),
+  "full": full_report(),
+  "named": named("n"),
+  "hostile": named(HOSTILE),
+  "skipped": Report(profile=Profile(HOSTILE, skipped=HOSTILE)),
+}
 
 
 def data_of(report):
-  data = json.loads(report.to_json())
-  return data
+  return json.loads(report.to_json())
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -107,10 +116,13 @@ def test_a_region_is_traced_through_all_its_rewrites():
   """`d` stands on where a layout changes; the Cast belongs to the last that computes it again."""
   conv, relu, fused = "c (Conv)", "r (Relu)", "c (FusedConv)"
   changes = [
-    Change("fuse-conv", (conv,), fused), Change("channels-last", (fused, "d (FusedConv)"), fused),
-    Change("conv-epilogue", (fused, relu), fused), Change("dead-nodes", ("made (Reshape)", "s (Shape)"), ""),
-    Change("sum-to-add", ("k (Cast)", "t (Sum)"), "t (Add)"), Change("p", ("k (Cast)",), "k (FusedPointwise)"),
-  ]  # fmt: skip
+    Change("fuse-conv", (conv,), fused),
+    Change("channels-last", (fused, "d (FusedConv)"), fused),
+    Change("conv-epilogue", (fused, relu), fused),
+    Change("dead-nodes", ("made (Reshape)", "s (Shape)"), ""),
+    Change("sum-to-add", ("k (Cast)", "t (Sum)"), "t (Add)"),
+    Change("p", ("k (Cast)",), "k (FusedPointwise)"),
+  ]
   before = {conv, relu, "s (Shape)", "t (Sum)", "k (Cast)"}
   found = find_regions(changes, before, {fused, "d (FusedConv)", "t (Add)", "k (FusedPointwise)"})
   assert [(region.kind, region.result, region.nodes) for region in found] == [
@@ -225,7 +237,7 @@ def test_names_are_text():
   assert Page(source).tags == Page(to_html(data_of(named("n")))).tags
 
 
-@pytest.mark.parametrize(("report", "words"), [
+@pytest.mark.parametrize("report, words", [
   (whole(), "in.onnx → out.onnx|✓ Original and result agree|2.00x2 → 1 ms|Nodes 3 → 2|norm-prologue 1|"
    "1 x 2 Add, LayerNormalization → FusedLayerNorm|1 x fuse-layer-norm|odd (ReduceMean) the axes [1] are not|"
    "✓ agrees a remark|no kernels|y generated, batch=2|1.00e-06|Left to ONNX Runtime Add 1|passes 1.50 s"),

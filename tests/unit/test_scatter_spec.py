@@ -9,11 +9,11 @@ import pytest
 from node_cases import assert_invalid, bits
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import built
+from onnx_models import built, parametrize
 from scatter_cases import CASES, INPUTS, ONNX_DTYPES, by_name, elements, expect, nd, window
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType, find
 from ortplugin.ops.scatter import (
   ALGORITHMS,
@@ -85,7 +85,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("case", SMALL)
+@parametrize("case", SMALL)
 def test_the_reference_is_the_formula(case):
   """Written twice: vectorised in reference.py, element by element here."""
   wanted, got = by_the_formula(case), expect(case)
@@ -119,7 +119,7 @@ def test_sums_are_in_the_order_of_the_updates():
   assert scatter_nd(data, zeros, updates, "add", wide=True).dtype == np.float64
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_minimum_and_maximum_are_ieee_754s(dtype):
   def fold(old, new, reduction):
     return scatter_nd(np.array([old], dtype), np.array([[0]]), np.array([new], dtype), reduction)
@@ -152,8 +152,8 @@ def test_what_a_gpu_does_with_invalid_indices():
   np.testing.assert_array_equal(update_slice(data, updates[:2], np.array([-5]), [0], skip_invalid=True), [2, 0, 0, 0])
 
 
-@pytest.mark.parametrize(
-  ("call", "words"),
+@parametrize(
+  "call, words",
   [
     (lambda: scatter_nd(np.zeros(4), np.array([[0], [4]]), np.zeros(2)), r"index 4 at 1 of \(2, 1\)"),
     (lambda: scatter_nd(np.zeros((4, 3)), np.array([[0, -4]]), np.zeros(1)), "index -4 at 1 .* from -3 to 2"),
@@ -185,7 +185,7 @@ DECOMPOSED = [
 NEEDED = {"none": 11, "add": 16, "mul": 16, "min": 18, "max": 18}
 
 
-@pytest.mark.parametrize("opset", range(11, 25))
+@parametrize("opset", range(11, 25))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_decomposition_is_the_reference_at_every_opset(opset):
   """In onnx's own evaluator, whose scatters go through the updates one by one."""
@@ -205,7 +205,7 @@ def test_the_decomposition_is_the_reference_at_every_opset(opset):
   assert checked > 50
 
 
-@pytest.mark.parametrize("name", ["nd add of few, float", "elements max, axis 1, float"])
+@parametrize("name", ["nd add of few, float", "elements max, axis 1, float"])
 def test_a_reduction_needs_its_opset(name):
   case = by_name[name]
   needed = NEEDED[case.reduction]
@@ -259,7 +259,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert find(DOMAIN, WRONG[reason].op_type) is OPERATORS[WRONG[reason].op_type]
   assert_invalid(WRONG[reason], reason)
@@ -268,8 +268,8 @@ def test_an_invalid_node_is_named(reason):
 FLOAT, HALF, LONG, INT, TEXT = (np.dtype(name) for name in ("float32", "float16", "int64", "int32", "O"))
 
 
-@pytest.mark.parametrize(
-  ("node", "dtypes", "rank", "words"),
+@parametrize(
+  "node, dtypes, rank, words",
   [
     (node_of("ScatterND"), (FLOAT, LONG, HALF), None, "data is float32, but updates are float16"),
     (node_of("ScatterND"), (FLOAT, INT, FLOAT), None, "indices are int32, but must be int64"),
@@ -327,8 +327,7 @@ def test_the_forms_of_the_kernel_are_variants():
 def test_the_decomposition_of_an_unknown_rank_has_no_rank():
   """One model of a slice serves every rank: nothing in it was made from a shape."""
   node = node_of("UpdateSlice", axes=[0], steps=[2])
-  nodes = decompose(node, 17)
-  model = built(nodes, "float[] x0, float[] x1, int64[] x2", "float[] y0")
+  model = built(decompose(node, 17), "float[] x0, float[] x1, int64[] x2", "float[] y0")
   for data, updates in (((7,), (3,)), ((7, 2), (3, 1)), ((7, 2, 3), (3, 2, 1))):
     feeds = {"x0": np.zeros(data, np.float32), "x1": np.ones(updates, np.float32), "x2": np.array([-6])}
     (got,) = ReferenceEvaluator(model).run(None, feeds)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from ortplugin.errors import ModelError, OrtPluginError, StorageError, UsageError
 from ortplugin.model import storage
@@ -27,7 +27,7 @@ WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 def small_model(weight=WEIGHT, opset=17):
   """y = x @ w + b with a weight of 4 kB."""
   return parsed(
-    "small (float[n,32] x) => (float[n,32] y) { [matmul] m = MatMul (x, w)  [add] y = Add (m, b) }",
+    "small (float[n,32] x) => (float[n,32] y) { [matmul] m = MatMul(x, w)  [add] y = Add(m, b) }",
     opset,
     weights={"w": weight, "b": np.ones(32, np.float32)},
   )
@@ -111,8 +111,8 @@ def test_altered_bytes_never_give_a_traceback(tmp_path, rng):
       storage.load_model(path)
 
 
-@pytest.mark.parametrize(
-  ("location", "words"),
+@parametrize(
+  "location, words",
   [
     ("/etc/passwd", "relative path"),
     ("../weights.bin", "relative path"),
@@ -142,8 +142,8 @@ def test_external_data_stay_in_the_folder(tmp_path, location, words):
   refused(external_model(folder, location=location), words, "'w'")
 
 
-@pytest.mark.parametrize(
-  ("entries", "words"),
+@parametrize(
+  "entries, words",
   [
     ({"offset": "-1"}, "offset"),
     ({"offset": "1"}, "weights.bin"),
@@ -177,8 +177,8 @@ def test_external_data_that_share_a_file_without_bound(tmp_path, monkeypatch):
   refused(write(tmp_path / "model.onnx", model), "16 times")
 
 
-@pytest.mark.parametrize(
-  ("dims", "words"),
+@parametrize(
+  "dims, words",
   [
     ([2**40, 2**40], "overflows"),
     ([2**31, 2**31, 4], "overflows"),
@@ -187,7 +187,7 @@ def test_external_data_that_share_a_file_without_bound(tmp_path, monkeypatch):
     ([32, 33], "bytes"),
   ],
 )
-@pytest.mark.parametrize("external", [False, True])
+@parametrize("external", [False, True])
 def test_a_tiny_file_that_asks_for_a_huge_tensor(tmp_path, dims, words, external):
   path = external_model(tmp_path) if external else write(tmp_path / "model.onnx", small_model())
   model = onnx.load(path, load_external_data=False)
@@ -229,8 +229,8 @@ def test_data_in_attributes_are_checked_too(tmp_path):
   refused(write(tmp_path / "m.onnx", model), "'constant' (Constant)")
 
 
-@pytest.mark.parametrize(
-  ("damage", "words"),
+@parametrize(
+  "damage, words",
   [
     pytest.param(lambda m: setattr(m, "ir_version", 99), "upgrade onnx", id="new IR"),
     pytest.param(lambda m: setattr(m, "ir_version", 1), "IR version 1", id="old IR"),
@@ -273,7 +273,7 @@ def test_large_models_are_checked_without_serialising_their_weights():
 # ---- writing
 
 
-@pytest.mark.parametrize("external", [False, True])
+@parametrize("external", [False, True])
 def test_what_is_written_is_what_is_read(tmp_path, external):
   model, path = small_model(), tmp_path / "out.onnx"
   before = model.SerializeToString()
@@ -287,7 +287,7 @@ def test_what_is_written_is_what_is_read(tmp_path, external):
   assert [p.suffix for p in sorted(tmp_path.iterdir())] == ([".onnx", ".data"] if external else [".onnx"])
 
 
-@pytest.mark.parametrize("external", [False, True])
+@parametrize("external", [False, True])
 def test_the_same_model_gives_the_same_bytes(tmp_path, external):
   for name in ("a", "b"):
     (tmp_path / name).mkdir()
@@ -312,8 +312,8 @@ def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(tmp_path, monkey
 
 def test_weights_in_bodies_go_to_the_second_file_too(tmp_path):
   model = parsed("""g (float[32,32] x, bool c) => (float[32,32] y) {
-    [if] y = If (c) <then_branch = body () => (float[] o) { o = Add (x, inner) },
-                     else_branch = other () => (float[] p) { p = Identity (x) }> }""")
+    [if] y = If(c) <then_branch = body () => (float[] o) { o = Add(x, inner) },
+                     else_branch = other () => (float[] p) { p = Identity(x) }> }""")
   model.graph.node[0].attribute[0].g.initializer.append(numpy_helper.from_array(WEIGHT, "inner"))
   storage.save_model(model, tmp_path / "out.onnx", external=True)
   (data,) = tmp_path.glob("*.data")
@@ -415,7 +415,7 @@ def test_the_data_file_is_not_written_through_a_link(tmp_path):
     storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+@parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path, umask, mode):
   old = os.umask(umask)
   try:
@@ -428,8 +428,8 @@ def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path, umask
     os.umask(old)
 
 
-@pytest.mark.parametrize("external", [False, True])
-@pytest.mark.parametrize("limit", [0, 100, 3000, 4100])
+@parametrize("external", [False, True])
+@parametrize("limit", [0, 100, 3000, 4100])
 def test_a_full_disk_leaves_the_old_output_whole(tmp_path, external, limit):
   path = tmp_path / "out.onnx"
   storage.save_model(small_model(), path, external=external)
@@ -482,7 +482,7 @@ KILLED = """
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("external", [False, True])
+@parametrize("external", [False, True])
 def test_killed_at_every_step_leaves_the_old_output_or_the_new_one(tmp_path, external):
   """SIGKILL before each flush and each rename: the output is a whole model at every moment."""
   path = tmp_path / "out.onnx"

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from node_cases import assert_invalid, run_at_opset, typed
 from onnx import helper
+from onnx_models import parametrize
 from sum_to_cases import BOTH, CASES, LERP_GRAD, by_name, check, expect, model_of, node_of, summed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.sum_to import OPERATOR
 from ortplugin.ops.sum_to.reference import sum_to
@@ -21,9 +22,9 @@ def run_decomposed(text, inputs, opset):
   return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16"])
-@pytest.mark.parametrize("opset", [11, 12, 13, 17, 18, 22, 24])
-@pytest.mark.parametrize(
+@parametrize("dtype", ["float", "float16"])
+@parametrize("opset", [11, 12, 13, 17, 18, 22, 24])
+@parametrize(
   "name", ["bias of NCHW", "lerp, gradients over other axes", "what broadcasts is summed over", "Relu and bias"]
 )
 def test_the_decomposition_is_the_reference(name, opset, dtype):
@@ -112,7 +113,7 @@ WRONG = {  # what every operator with a program refuses, test_layer_norm_spec.py
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 
@@ -129,13 +130,13 @@ def outputs(case):
   return [np.array(output) for output in expect(case).outputs]
 
 
-@pytest.mark.parametrize("case", CASES[::5])
+@parametrize("case", CASES[::5])
 def test_the_reference_passes(case):
   check(case, outputs(case))
 
 
-@pytest.mark.parametrize("name", ["rows, float", "columns, float", "bias of NHWC, float"])
-@pytest.mark.parametrize("kept", [slice(1, None), slice(0, -1)])
+@parametrize("name", ["rows, float", "columns, float", "bias of NHWC, float"])
+@parametrize("kept", [slice(1, None), slice(0, -1)])
 def test_one_element_less_fails(name, kept):
   case = by_name[name]
   (x,) = case.inputs()

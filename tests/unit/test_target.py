@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from onnx_models import parametrize
 
 from ortplugin import target
 from ortplugin.passes.conv import turn_conv_transpose
@@ -47,7 +48,7 @@ def test_every_gpu_has_every_limit():
     assert all(limit.value >= 0 for limit in entry.limits.values())
 
 
-@pytest.mark.parametrize("entry", TARGETS, ids=lambda entry: entry.name)
+@parametrize("entry", TARGETS, ids=lambda entry: entry.name)
 def test_every_limit_is_measured_by_a_command_of_this_repository(entry):
   for limit in entry.limits.values():
     assert all((limit.unit, limit.why)), limit.name
@@ -63,7 +64,7 @@ def test_what_engines_take_names_its_test():
     assert all((limit.unit, limit.why, (ROOT / limit.command).exists())), limit
 
 
-@pytest.mark.parametrize("entry", [DEFAULT, ENGINES], ids=["h200", "engines"])
+@parametrize("entry", [DEFAULT, ENGINES], ids=["h200", "engines"])
 def test_every_limit_is_asked_for(entry):
   sources = [path.read_text() for path in (ROOT / "ortplugin").rglob("*.cc")]
   sources += [path.read_text() for path in (ROOT / "ortplugin" / "passes").rglob("*.py")]
@@ -90,7 +91,7 @@ def numbers_of(path):
   return found
 
 
-@pytest.mark.parametrize("module", [turn_conv_transpose, image_output], ids=lambda module: module.__name__)
+@parametrize("module", [turn_conv_transpose, image_output], ids=lambda module: module.__name__)
 def test_passes_have_no_measured_limit(module):
   path = Path(str(module.__file__))
   assert [each for each in numbers_of(path) if not each.endswith(f": {RANK}")] == []
@@ -99,8 +100,7 @@ def test_passes_have_no_measured_limit(module):
 def test_costs_have_no_measured_limit():
   """Operations are counted in the table WORK; what one of them costs on a GPU is asked for."""
   path = Path(cost.__file__)
-  text = path.read_text()
-  table = ast.parse(text)
+  table = ast.parse(path.read_text())
   (work,) = [n for n in table.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "WORK"]
   rest = [each for each in numbers_of(path) if not work.lineno <= int(each.split(":")[1]) <= work.end_lineno]
   assert rest == []
@@ -121,7 +121,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@parametrize("name", FAULTS)
 def test_a_faulty_file_is_quoted(name, tmp_path):
   text, message = FAULTS[name]
   path = tmp_path / "x.def"

@@ -10,12 +10,12 @@ import pytest
 from ortplugin.cli import main
 
 TEXT = """<ir_version: 10, opset_import: ["" : 18, "mine" : 1]>
-    g (float[N,8] x, bool c) => (float[N,8] y) <float[8] s = {1, 1, 1, 1, 2, 2, 2, 2}> {
-        a = mine.Norm <eps = 0.001> (x, s)  d = Relu (a)
-        y = If (c) <then_branch = t () => (float[N,8] p) { p = Neg (d) },
-                    else_branch = e () => (float[N,8] r) { r = Exp (d) }> }
+    g (float[N,8] x, bool c) => (float[N,8] y) <float[8] s = {1,1,1,1,2,2,2,2}> {
+        a = mine.Norm <eps=0.001>(x, s)  d = Relu(a)
+        y = If(c) <then_branch = t () => (float[N,8] p) { p = Neg(d) },
+                    else_branch = e () => (float[N,8] r) { r = Exp(d) }> }
     <domain: "mine", opset_import: ["" : 18]> Norm <eps> (x, s) => (y) {
-        e = Constant <value_float : float = @eps> ()  v = Add (x, e)  y = Mul (v, s) }"""
+        e = Constant <value_float : float = @eps> ()  v = Add(x, e)  y = Mul(v, s) }"""
 GIVEN, DAMAGED = b"grosse Zahl", b"gro\xdfe Zahl\xff"  # of one length
 
 

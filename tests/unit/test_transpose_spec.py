@@ -7,20 +7,18 @@ from node_cases import assert_invalid
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import TensorType
+from ortplugin.graph import DOMAIN, TensorType
 from ortplugin.ops.transpose import OPERATOR, TO_THE_END
 
 HALF = np.dtype(np.float16)
 
 
 def node(**given):
-  inputs = given.pop("inputs", ["x"])
-  return helper.make_node("FusedTranspose", inputs, ["y"], "moved", domain=DOMAIN, **given)
+  return helper.make_node("FusedTranspose", given.pop("inputs", ["x"]), ["y"], "moved", domain=DOMAIN, **given)
 
 
 @pytest.mark.parametrize(
-  ("x", "window", "wanted"),
+  "x, window, wanted",
   [
     (("n", 5, 6), {}, (6, "n", 5)),
     (("n", None, 6), {}, (6, "n", None)),
@@ -42,7 +40,7 @@ def test_the_decomposition_cuts_only_what_is_cut():
 
 
 @pytest.mark.parametrize(
-  ("given", "reason"),
+  "given, reason",
   [
     ({}, "perm has 0 numbers; there must be 1 to 16"),
     ({"perm": [1, 1]}, "perm is [1, 1], which is no order of the axes 0 to 1"),

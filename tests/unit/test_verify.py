@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from ortplugin.check import timing
 from ortplugin.check.compare import Tolerance, compare, compare_form
@@ -29,7 +29,7 @@ def passed(expected, actual, **tolerance):
 # ---- comparator
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@parametrize("dtype", FLOATS)
 def test_equal_outputs_agree(dtype):
   values = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e-6], dtype)
   result = compare("y", values, values.copy())
@@ -39,9 +39,9 @@ def test_equal_outputs_agree(dtype):
   assert result.message == ""
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(
-  ("expected", "actual"),
+@parametrize("dtype", FLOATS)
+@parametrize(
+  "expected, actual",
   [
     ([1, np.nan], [1, 2]),  # a missing NaN, which ONNX Runtime's own comparator once let pass
     ([1, 2], [1, np.nan]),
@@ -63,7 +63,7 @@ def test_different_outputs_fail(dtype, expected, actual):
   assert result.message
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@parametrize("dtype", FLOATS)
 def test_one_wrong_element_among_many_fails(dtype, rng):
   values = rng.standard_normal((64, 256)).astype(dtype)
   wrong = values.copy()
@@ -74,8 +74,8 @@ def test_one_wrong_element_among_many_fails(dtype, rng):
   assert 3.5 < result.max_abs_error < 4.5
 
 
-@pytest.mark.parametrize(
-  ("dtype", "fine", "wrong"),
+@parametrize(
+  "dtype, fine, wrong",
   [(np.float16, 3e-3, 5e-2), (ml_dtypes.bfloat16, 1e-2, 3e-1), (np.float32, 1e-5, 1e-3), (np.float64, 1e-10, 1e-6)],
 )
 def test_rounding_noise_agrees_and_more_fails(dtype, fine, wrong, rng):
@@ -114,7 +114,7 @@ def test_empty_outputs_agree():
   assert passed(np.ones((0,), np.int64), np.ones((0,), np.int64))
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64, np.bool_])
+@parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64, np.bool_])
 def test_integers_and_booleans_must_be_equal(dtype):
   values = np.array([0, 1, 1], dtype)
   assert passed(values, values.copy())
@@ -131,7 +131,7 @@ def test_integers_beyond_the_precision_of_a_double():
   assert not passed(big, big + 1)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.uint64])
+@parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.uint64])
 def test_what_lies_beyond_the_first_block_is_compared(dtype, monkeypatch):
   """Large outputs are compared block by block; scale, masks and the worst element are those of the whole."""
   monkeypatch.setattr("ortplugin.check.compare._BLOCK", 16)
@@ -173,7 +173,7 @@ def test_comparing_takes_little_memory_besides():
     assert peak < 2**25
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
+@parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
 def test_the_largest_difference_of_integers_is_exact(dtype):
   low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
   expected, actual = np.array([1, low, high, 5], dtype), np.array([1, high, low, 3], dtype)
@@ -228,7 +228,7 @@ def test_random_outputs_are_compared_by_form():
   assert not compare_form("y", one, np.ones(4, np.float32)).passed
 
 
-@pytest.mark.parametrize("guilty", [1, 2, 7, 99, 100])
+@parametrize("guilty", [1, 2, 7, 99, 100])
 def test_bisection_finds_the_first_change_that_fails(guilty):
   asked = []
 
@@ -259,7 +259,7 @@ def test_times_are_taken_in_turns(monkeypatch):
   assert calls.count(0.0005) == calls.count(0.004) < 150, "a turn is no longer than the slower needs"
 
 
-@pytest.mark.parametrize(("optimized", "loses"), [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
+@parametrize("optimized, loses", [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
 def test_a_loss_is_more_than_the_margin_and_the_spread(optimized, loses):
   assert timing.is_loss([(1.0, each) for each in optimized]) == loses
 
@@ -272,7 +272,7 @@ def model_of(inputs, nodes, outputs="float[] y", **weights):
 
 
 def test_indices_stay_within_their_table():
-  model = model_of("int64[50,50] i", "y = Gather (t, i)", t=np.zeros((7, 300), np.float32))
+  model = model_of("int64[50,50] i", "y = Gather(t, i)", t=np.zeros((7, 300), np.float32))
   values = generate(model, SIZES).feeds["i"]
   assert values.dtype == np.int64
   assert values.min() == 0
@@ -283,8 +283,7 @@ def test_indices_are_distinct_where_they_can_be():
   """A scatter that meets an element twice may give what it likes."""
   inputs = "float[20,4] data, int64[15,1] rows, float[15,4] a, int64[30,4] at, float[30,4] b"
   nodes = "y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b)"
-  model = model_of(inputs, nodes, "float[20,4] y, float[20,4] z")
-  feeds = generate(model, CANDIDATES[0]).feeds
+  feeds = generate(model_of(inputs, nodes, "float[20,4] y, float[20,4] z"), CANDIDATES[0]).feeds
   rows, at = feeds["rows"], feeds["at"]
   assert len(set(rows.flat)) == 15
   assert 0 <= rows.min() <= rows.max() < 20
@@ -296,9 +295,9 @@ def test_indices_are_traced_through_arithmetic_and_bodies():
   """position + 2 indexes a table of 10, as in OPT; a body reads the input by its name."""
   model = model_of(
     "int32[40,40] i",
-    """c = Cast <to = 7> (i)  u = Unsqueeze (c, axis)  moved = Add (two, u)
-      y = If (flag) <then_branch = body () => (float[] o) { o = Gather (t, moved) },
-                     else_branch = body () => (float[] o) { o = Gather (t, moved) }>""",
+    """c = Cast <to=7>(i)  u = Unsqueeze(c, axis)  moved = Add(two, u)
+      y = If(flag) <then_branch = body () => (float[] o) { o = Gather(t, moved) },
+                     else_branch = body () => (float[] o) { o = Gather(t, moved) }>""",
     t=np.zeros((10, 4), np.float32),
     axis=np.int64([0]),
     two=np.int64(2),
@@ -311,7 +310,7 @@ def test_indices_are_traced_through_arithmetic_and_bodies():
 
 
 def test_the_smallest_table_and_the_given_axis_decide():
-  nodes = "x = Gather <axis = 1> (a, i)  j = Sub (i, one)  y = GatherElements <axis = 0> (b, j)"
+  nodes = "x = Gather <axis=1>(a, i)  j = Sub(i, one)  y = GatherElements <axis=0>(b, j)"
   tables = {"a": np.zeros((2, 9), np.float32), "b": np.zeros((5, 60), np.float32), "one": np.int64(1)}
   values = generate(model_of("int64[60,60] i", nodes, "float[] x, float[] y", **tables), SIZES).feeds["i"]
   assert values.min() == 1
@@ -319,24 +318,20 @@ def test_the_smallest_table_and_the_given_axis_decide():
 
 
 def test_a_table_of_unknown_length_gets_its_first_entry():
-  model = model_of("float[n,4] t, int64[batch,seq] i", "y = Gather (t, i)")
-  assert generate(model, SIZES).feeds["i"].max() == 0
+  assert generate(model_of("float[n,4] t, int64[batch,seq] i", "y = Gather(t, i)"), SIZES).feeds["i"].max() == 0
 
 
 def test_masks_have_no_empty_row():
-  model = model_of("int64[40,12] attention_mask", "y = Cast <to = 1> (attention_mask)")
+  model = model_of("int64[40,12] attention_mask", "y = Cast <to=1>(attention_mask)")
   mask = generate(model, SIZES).feeds["attention_mask"]
   assert set(np.unique(mask)) == {0, 1}
   assert (mask[:, :6] == 1).all()
   assert (np.diff(mask, axis=1) <= 0).all()
 
 
-@pytest.mark.parametrize(
-  "dtype", ["float16", "bfloat16", "double", "bool", "string", "uint8", "int8", "complex64", "float8e4m3fn"]
-)
+@parametrize("dtype", ["float16", "bfloat16", "double", "bool", "string", "uint8", "int8", "complex64", "float8e4m3fn"])
 def test_every_dtype(dtype):
-  model = model_of(f"{dtype}[2,3,4] x", "y = Identity (x)")
-  value = generate(model, SIZES).feeds["x"]
+  value = generate(model_of(f"{dtype}[2,3,4] x", "y = Identity(x)"), SIZES).feeds["x"]
   assert value.shape == (2, 3, 4)
   assert value.dtype == np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype.upper())))
 
@@ -345,10 +340,14 @@ def test_dynamic_dimensions_agree_across_inputs():
   model = model_of(
     """int64[batch_size,sequence_length] input_ids, int64[batch_size,total] mask,
       float[batch_size,4,past_sequence_length,8] past, float[?,3,?,?] pixels, float[twice,third,code] odd""",
-    "y = Identity (past)",
+    "y = Identity(past)",
   )
-  texts = {"total": "past_sequence_length + sequence_length", "twice": "2*sequence_length",
-           "third": "sequence_length // 3", "code": "import os"}  # fmt: skip
+  texts = {
+    "total": "past_sequence_length + sequence_length",
+    "twice": "2*sequence_length",
+    "third": "sequence_length // 3",
+    "code": "import os",
+  }
   for dim in (dim for value in model.graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param in texts):
     dim.dim_param = texts[dim.dim_param]
   case = generate(model, SIZES)
@@ -366,7 +365,7 @@ def test_dynamic_dimensions_agree_across_inputs():
 
 
 def test_inputs_are_the_same_each_time_and_differ_by_seed():
-  model = model_of("float[8] x, float[8] z", "y = Identity (x)")
+  model = model_of("float[8] x, float[8] z", "y = Identity(x)")
   first, again, other = generate(model, SIZES), generate(model, SIZES), generate(model, SIZES, seed=1)
   assert (first.feeds["x"] == again.feeds["x"]).all()
   assert (first.feeds["x"] != other.feeds["x"]).any()
@@ -374,25 +373,25 @@ def test_inputs_are_the_same_each_time_and_differ_by_seed():
 
 
 def test_initializers_are_not_fed():
-  model = model_of("float[3] x, float[3] w", "y = Add (x, w)", w=np.ones(3))
+  model = model_of("float[3] x, float[3] w", "y = Add(x, w)", w=np.ones(3))
   assert [value.name for value in required_inputs(model)] == ["x"]
 
 
 def test_absurd_shapes_are_refused_before_allocating():
-  model = model_of(f"float[{2**31},{2**31}] x", "y = Identity (x)")
+  model = model_of(f"float[{2**31},{2**31}] x", "y = Identity(x)")
   with pytest.raises(UsageError, match="too large"):
     generate(model, SIZES)
 
 
 def test_an_input_without_a_shape_asks_for_one():
-  model = model_of("float[] x", "y = Identity (x)")
+  model = model_of("float[] x", "y = Identity(x)")
   with pytest.raises(UsageError, match="--input-shape x:"):
     generate(model, SIZES)
   assert generate(model, SIZES, {"x": (2, 5)}).feeds["x"].shape == (2, 5)
 
 
 def test_sequences_are_generated_and_optional_inputs_left_out():
-  model = model_of("seq(float[2,3]) s, optional(float[]) o", "y = SequenceAt (s, zero)", zero=np.int64(0))
+  model = model_of("seq(float[2,3]) s, optional(float[]) o", "y = SequenceAt(s, zero)", zero=np.int64(0))
   feeds = generate(model, SIZES).feeds
   assert list(feeds) == ["s"]
   assert [part.shape for part in feeds["s"]] == [(2, 3), (2, 3)]
@@ -406,7 +405,7 @@ def test_candidates_differ():
 
 
 def two_inputs():
-  return model_of("float[n,3] x, int64[batch,seq] i", "y = Identity (x)")
+  return model_of("float[n,3] x, int64[batch,seq] i", "y = Identity(x)")
 
 
 def test_npz_files_are_read(tmp_path):
@@ -420,12 +419,12 @@ def test_npz_files_are_read(tmp_path):
 def test_npz_files_keep_bfloat16(tmp_path):
   values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
   np.savez(tmp_path / "data.npz", x=values)
-  model = model_of("bfloat16[2,3] x", "y = Identity (x)")
+  model = model_of("bfloat16[2,3] x", "y = Identity(x)")
   assert (load_inputs(tmp_path / "data.npz", model).feeds["x"] == values).all()
 
 
-@pytest.mark.parametrize(
-  ("arrays", "words"),
+@parametrize(
+  "arrays, words",
   [
     ({"x": np.ones((4, 3))}, "float64"),
     ({"x": np.ones((4, 4), np.float32)}, "shape"),

@@ -13,7 +13,7 @@ import onnx.checker
 import onnx.parser
 import onnx.printer
 import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 # Appended: `benchmarks` has a module of the name of a package of ours.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -41,8 +41,8 @@ def test_there_are_enough_architectures_in_both_sizes():
   assert sizes.count("small") == sizes.count("usual") == len(sizes) / 2
 
 
-@pytest.mark.parametrize(
-  ("kind", "text", "name", "shape"),
+@parametrize(
+  "kind, text, name, shape",
   [
     ("small", "resnet18", "resnet18@96*4", (4, 3, 96, 96)),
     ("usual", "resnet50", "resnet50@224", (8, 3, 224, 224)),
@@ -71,8 +71,8 @@ def test_parts_are_all_rows_once():
   assert sorted(parts, key=str) == sorted(zoo.jobs("resnet"), key=str)
 
 
-@pytest.mark.parametrize(
-  ("given", "message"),
+@parametrize(
+  "given, message",
   [({"names": "nothing of the kind"}, "has one of"), ({"part": "0/3"}, "NUMBER/PARTS"), ({"part": "3"}, "PARTS")],
 )
 def test_what_names_no_rows_is_refused(given, message):
@@ -87,8 +87,8 @@ SINGLE = {"precision": "fp32", "error": 1e-6, "error_ort": 1e-6, "error_tf32": 1
 LIMIT = FACTOR * 1e-3 + FLOORS["fp16"]
 
 
-@pytest.mark.parametrize(
-  ("row", "verdict"),
+@parametrize(
+  "row, verdict",
   [
     (HALF, "right"),
     (HALF | {"error": 0.99 * LIMIT}, "right"),
@@ -126,16 +126,16 @@ def test_the_rule(row, verdict):
 def test_the_exported_model_in_float32():
   # Numbers of float16 are their bits: w is 1.5 and -2, k is 0.5, v is 3 and 4.
   model = parsed(
-    """g (float16[2] x, bool c) => (float16[2] y) <float16[2] w = {15872, 49152}, int64[1] n = {2}> {
+    """g (float16[2] x, bool c) => (float16[2] y) <float16[2] w = {15872,49152}, int64[1] n = {2}> {
             k = float16[1] {14336}
-            zeros = ConstantOfShape <value = float16[1] {0}> (n)
-            whole = Cast <to = 7> (x)
-            back = Cast <to = 10> (whole)
-            sum = Add (back, w)
-            more = Add (sum, zeros)
-            y = If (c) <
-                then_branch = t () => (float16[2] a) <float16[2] v = {16896, 17408}> { a = Mul (more, v) },
-                else_branch = e () => (float16[2] b) { b = Mul (more, k) }
+            zeros = ConstantOfShape <value=float16[1] {0}>(n)
+            whole = Cast <to=7>(x)
+            back = Cast <to=10>(whole)
+            sum = Add(back, w)
+            more = Add(sum, zeros)
+            y = If(c) <
+                then_branch = t () => (float16[2] a) <float16[2] v = {16896,17408}> { a = Mul(more, v) },
+                else_branch = e () => (float16[2] b) { b = Mul(more, k) }
             >
         }""",
     20,
@@ -316,8 +316,11 @@ def test_the_docs_have_the_ends_of_the_table():
   rows = [_row(case, us=us) for case, us in zip(cases, times, strict=False)]
   rows += [_row(cases[1], "fp32", us=10.0), _row(cases[4], "fp32", us=99.0), _row(cases[0], "fp32", us=50.0)]
   rows += [_row(cases[5], verdict="wrong", why="so"), _row(cases[6], verdict="wrong", why="so")]
-  rows += [{"case": case, "precision": "fp32", "exporter": "dynamo", "verdict": verdict, "why": "no"}
-           for case in cases[2:4] for verdict in ("no export", "not judged")]  # fmt: skip
+  rows += [
+    {"case": case, "precision": "fp32", "exporter": "dynamo", "verdict": verdict, "why": "no"}
+    for case in cases[2:4]
+    for verdict in ("no export", "not judged")
+  ]
   whole = zoo.table({"environment": ENVIRONMENT, "rows": rows})
   text = zoo.table({"environment": ENVIRONMENT, "rows": rows}, 1)
   shown = [line.split("|")[1].strip(" *") for line in text.split("\n")[2:] if line.startswith("|")]
@@ -347,15 +350,23 @@ def test_parts_merge_and_say_their_commits(tmp_path):
   paths = [timing.write("zoo", record, tmp_path / name) for name, record in (("a", first), ("b", second))]
   merged = zoo.merge(paths)
   assert [(row["case"], row["us"], row.get("commit", "")[:1]) for row in merged["rows"]] == [
-      (SMALL, 100.0, "a"), (USUAL, 90.0, ""), (THIRD, 100.0, "")]  # fmt: skip
+    (SMALL, 100.0, "a"),
+    (USUAL, 90.0, ""),
+    (THIRD, 100.0, ""),
+  ]
   assert "; 1 rows at commit aaaaaaaaaaaa" in zoo.table(merged)
 
 
 def test_errors_of_others_are_kept_once():
   """Of the exporter that the table shows, where that has any; of what is not right all."""
-  rows = [_row(SMALL), _row(SMALL, exporter="torchscript", error_exported=1e-3), _row(USUAL, exporter="torchscript"),
-          _row(THIRD), _row(THIRD, exporter="torchscript", verdict="wrong"),
-          _row(SMALL, "fp32", "torchscript")]  # fmt: skip
+  rows = [
+    _row(SMALL),
+    _row(SMALL, exporter="torchscript", error_exported=1e-3),
+    _row(USUAL, exporter="torchscript"),
+    _row(THIRD),
+    _row(THIRD, exporter="torchscript", verdict="wrong"),
+    _row(SMALL, "fp32", "torchscript"),
+  ]
   kept = {(row["case"], row["precision"], row["exporter"]): row for row in zoo.in_order(rows)}
   assert [name for name, row in kept.items() if "error_ort" not in row] == [(SMALL, "fp16", "torchscript")]
   assert {"error", "error_exported"} <= kept[SMALL, "fp16", "torchscript"].keys()

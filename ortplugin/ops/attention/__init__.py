@@ -11,20 +11,19 @@ Shapes: b is the same in Q, K and V; d in Q and K, and s in K and V. Those of th
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, Shape, TensorType, show
-from ortplugin.ops.attention import reference as numpy_reference
-from ortplugin.ops.attention.attributes import Attention, attributes_of, given_inputs
-from ortplugin.ops.attention.decomposition import decomposed
-from ortplugin.ops.attention.layout import Sizes, shape_of, sizes
-from ortplugin.ops.base import Operator
-from ortplugin.program import NUMPY_DTYPES
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph import Dim, Shape, TensorType, show
+from ...program import NUMPY_DTYPES
+from ..base import Operator
+from . import reference as numpy_reference
+from .attributes import Attention, attributes_of, given_inputs
+from .decomposition import decomposed
+from .layout import Sizes, shape_of, sizes
 
 NAME = "FusedAttention"
 MOST_HEAD_SIZE = 256
@@ -134,10 +133,8 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return decomposed(attributes_of(node), inputs, node.output, opset)
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
-  """The outputs in NumPy, computed in float64; `rounded`: Y in Q's dtype. See reference.py.
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
+  """`rounded`: Y in Q's dtype. See reference.py.
 
   What is rotated is rounded to Q's dtype in either case, so that present_key and present_value have that dtype.
   """
@@ -152,7 +149,7 @@ def reference(
     return [laid_out.astype(inputs[0].dtype) if rounded else laid_out, *present]
 
 
-def operands(attention: Attention, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+def operands(attention: Attention, inputs: Sequence[Array]) -> list[Array]:
   """Q, K and V [b, h, s, d] as the products read them: rotated, with the rows of the past in front."""
   heads = (attention.heads, attention.kv_heads, attention.kv_heads)
   found = [

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.errors import ModelError
-from ortplugin.ops import node_attributes as nodes
-from ortplugin.ops.attention.layout import LARGEST, STANDARD, Layout, parse
-from ortplugin.program import FLOATING
+from ...errors import ModelError
+from ...program import FLOATING
+from .. import node_attributes as nodes
+from .layout import LARGEST, STANDARD, Layout, parse
 
 CAUSAL = ("none", "upper_left", "lower_right")
 MASKED_ROWS = ("nan", "zero")
@@ -36,7 +36,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Attention:
-  """A node's attributes, checked, with the defaults filled in."""
+  """A node's attributes, checked and complete."""
 
   where: str  # for errors
   qkv_dtype: str  # of Q, K, V and Y, as programs name it

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortplugin.ops.attention.attributes import Attention
-from ortplugin.ops.attention.layout import Atom, Layout
-from ortplugin.ops.decompose import Builder
+from ..decompose import Builder
+from .attributes import Attention
+from .layout import Atom, Layout
 
 _INTEGER = np.dtype(np.int64)
 

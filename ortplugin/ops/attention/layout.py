@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ortplugin.graph.shapes import Dim, Shape, show
+from ...graph import Dim, Shape, show
 
 STANDARD = "b h s d"
 MOST_ATOMS = 16

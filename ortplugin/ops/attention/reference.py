@@ -1,4 +1,4 @@
-"""FusedAttention in NumPy, in float64: what the kernels and the decomposition are compared with."""
+"""FusedAttention in NumPy, in float64."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortplugin.ops.attention.layout import Layout
+from .layout import Layout
 
 Array = npt.NDArray[Any]
 
@@ -75,8 +75,9 @@ def softmax(s: Array, zero: bool) -> Array:
 def rotated(x: Array, cos: Array, sin: Array, rotary: str) -> Array:
   """x [b, h, s, d] with its first elements rotated, in x's dtype; cos, sin [s, pairs] or [b, s, pairs]."""
   pairs = cos.shape[-1]
-  first, second = (slice(0, pairs), slice(pairs, 2 * pairs)) if rotary == "half" else (
-      slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))  # fmt: skip
+  first, second = (
+    (slice(0, pairs), slice(pairs, 2 * pairs)) if rotary == "half" else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+  )
   c, s = (each.astype(np.float64)[..., None, :, :] for each in (cos, sin))
   a, b = x[..., first].astype(np.float64), x[..., second].astype(np.float64)
   y: Array = x.copy()

@@ -17,13 +17,13 @@ from functools import partial
 
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.graph.conv_geometry import ConvAttributes, out_shape, read_attributes
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops.base import Operator
-from ortplugin.ops.conv import reference as reference_module
-from ortplugin.ops.conv.algorithms import device_variants
-from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
+from ...arrays import Array
+from ...graph.conv_geometry import ConvAttributes, out_shape, read_attributes
+from ...graph.shapes import TensorType
+from ..base import Operator
+from ..conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
+from . import reference as reference_module
+from .algorithms import device_variants
 
 NAME = "FusedConv"
 ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")

@@ -5,10 +5,10 @@ from typing import Any
 
 import onnx
 
-from ortplugin.graph.conv_geometry import read_attributes
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops.conv_epilogue import read_epilogue
-from ortplugin.ops.list_algorithms import ask, text_of
+from ...graph.conv_geometry import read_attributes
+from ...graph.shapes import TensorType
+from ..conv_epilogue import read_epilogue
+from ..list_algorithms import ask, text_of
 
 
 def device_variants(

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.arrays import Array, Wide
-from ortplugin.graph.conv_geometry import ConvAttributes, windows
-from ortplugin.ops import pointwise_reference
-from ortplugin.program import Program
+from ...arrays import Array, Wide
+from ...graph.conv_geometry import ConvAttributes, windows
+from ...program import Program
+from .. import pointwise_reference
 
 
 def conv(attributes: ConvAttributes, program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:

@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType, broadcast
-from ortplugin.ops import pointwise_reference
-from ortplugin.ops.base import Operator
-from ortplugin.ops.conv_grad import algorithms
-from ortplugin.ops.conv_grad import reference as reference_module
-from ortplugin.ops.conv_grad.decomposition import append
-from ortplugin.ops.conv_grad.gradient import NAME, Gradient, Shapes, gradient_of, shapes_of
-from ortplugin.ops.decompose import Builder, to_onnx
-from ortplugin.program import DTYPE_NAMES, NUMPY_DTYPES
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph import TensorType, broadcast
+from ...program import DTYPE_NAMES, NUMPY_DTYPES
+from .. import pointwise_reference
+from ..base import Operator
+from ..decompose import Builder, to_onnx
+from . import algorithms
+from . import reference as reference_module
+from .decomposition import append
+from .gradient import NAME, Gradient, Shapes, gradient_of, shapes_of
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:

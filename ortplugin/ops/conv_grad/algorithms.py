@@ -5,9 +5,9 @@ from typing import Any
 
 import onnx
 
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops.conv_grad.gradient import Gradient
-from ortplugin.ops.list_algorithms import ask, text_of
+from ...graph import TensorType
+from ..list_algorithms import ask, text_of
+from .gradient import Gradient
 
 ATTRIBUTES = {"dX": "data_algorithm", "dW": "weight_algorithm"}
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.ops.conv_grad.gradient import Gradient
-from ortplugin.ops.decompose import Builder
+from ..decompose import Builder
+from .gradient import Gradient
 
 INT64 = np.dtype(np.int64)
 
@@ -46,8 +46,10 @@ class _Parts:
 
   def data(self, z: str, w: str, x: str | None, output: str) -> None:
     common: dict[str, Any] = {
-        "strides": self.gradient.strides, "dilations": self.gradient.dilations, "group": self.gradient.group,
-    }  # fmt: skip
+      "strides": self.gradient.strides,
+      "dilations": self.gradient.dilations,
+      "group": self.gradient.group,
+    }
     if self.gradient.transposed:
       dx = self.b.op("Conv", z, w, pads=self.pads, **common)
       reach = any(d > s for d, s in zip(self.gradient.dilations, self.gradient.strides, strict=True))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, Shape
-from ortplugin.program import FLOATING, Program, parse
+from ...errors import ModelError
+from ...graph import Dim, Shape
+from ...program import FLOATING, Program, parse
 
 NAME = "ConvGrad"
 GRADIENTS = ("dX", "dW", "dB", "dZ")
@@ -177,8 +177,10 @@ def _data_shape(gradient: Gradient, z: Shape, w: Shape) -> list[Dim]:
   if not gradient.transposed:
     channels = w[1] * gradient.group if isinstance(w[1], int) else None
     least = [gradient.large(axis, size) for axis, size in enumerate(z[2:])]
-    return [channels, *(max(s + p, 0) if s is not None else None
-                        for s, p in zip(least, gradient.output_padding, strict=True))]  # fmt: skip
+    return [
+      channels,
+      *(max(s + p, 0) if s is not None else None for s, p in zip(least, gradient.output_padding, strict=True)),
+    ]
   dims: list[Dim] = [w[0]]
   for axis, size in enumerate(z[2:]):
     one = gradient.large(axis, 1)

@@ -1,4 +1,4 @@
-"""Convolutions and their gradients in NumPy, in float64: what kernels, decompositions and rewrites are compared with.
+"""Convolutions and their gradients in NumPy, in float64.
 
 A convolution ties a small tensor s [N, A, o..] to a large one l [N, B, i..] through weights w [A, B/group, k..]:
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.arrays import Array
+from ...arrays import Array
 
 Index = tuple[Any, ...]
 

@@ -13,18 +13,25 @@ from functools import partial
 
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.graph.conv_geometry import ConvAttributes, first, out_shape, read_attributes
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops.base import Operator
-from ortplugin.ops.conv.algorithms import device_variants
-from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
-from ortplugin.ops.conv_transpose import reference as reference_module
+from ...arrays import Array
+from ...graph import TensorType
+from ...graph.conv_geometry import ConvAttributes, first, out_shape, read_attributes
+from ..base import Operator
+from ..conv.algorithms import device_variants
+from ..conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
+from . import reference as reference_module
 
 NAME = "FusedConvTranspose"
 ATTRIBUTES = (
-    "auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides",
-)  # fmt: skip
+  "auto_pad",
+  "dilations",
+  "group",
+  "kernel_shape",
+  "output_padding",
+  "output_shape",
+  "pads",
+  "strides",
+)
 
 
 def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
@@ -52,7 +59,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The outputs in NumPy, computed in float64; see reference.py."""
+  """See reference.py."""
   return reference_module.conv_transpose(attributes_of(node), read_epilogue(node), inputs, rounded)
 
 

@@ -1,24 +1,20 @@
-"""FusedConvTranspose in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
+"""FusedConvTranspose in NumPy, in float64."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from ortplugin.arrays import Array, Wide
-from ortplugin.graph.conv_geometry import ConvAttributes, windows
-from ortplugin.ops.conv.reference import epilogue
-from ortplugin.ops.conv_grad.reference import Window, data_gradient
-from ortplugin.program import Program
+from ...arrays import Array, Wide
+from ...graph.conv_geometry import ConvAttributes, windows
+from ...program import Program
+from ..conv.reference import epilogue
+from ..conv_grad.reference import Window, data_gradient
 
 
 def conv_transpose(
   attributes: ConvAttributes, program: Program, inputs: Sequence[Array], rounded: bool = True
 ) -> list[Array]:
-  """The outputs of a FusedConvTranspose: X, W and the program's other parameters to one array of S for each result.
-
-  `rounded`: each output has its result's dtype. Otherwise floating outputs are float64 before that last rounding,
-  which is what a tolerance is measured from.
-  """
+  """The outputs of a FusedConvTranspose: X, W and the program's other parameters to one array of S for each result."""
   x, w, *operands = inputs
   results = epilogue(program, transposed_convolution(attributes, x, w), operands, rounded)
   if attributes.output_layout == attributes.layout:

@@ -26,14 +26,14 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType, broadcast, show
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder, to_onnx
-from ortplugin.ops.layer_norm import reference as reference_module
-from ortplugin.ops.node_program import read_program
-from ortplugin.program import NUMPY_DTYPES, Program, Statement, sum_axes
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph.shapes import TensorType, broadcast, show
+from ...program import NUMPY_DTYPES, Program, Statement, sum_axes
+from ..base import Operator
+from ..decompose import Builder, to_onnx
+from ..node_program import read_program
+from . import reference as reference_module
 
 NAME = "FusedLayerNorm"
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortplugin.arrays import Array
-from ortplugin.ops.pointwise_reference import rounded as rounded_to
-from ortplugin.ops.pointwise_reference import values
-from ortplugin.program import Program, Statement, sum_axes
+from ...arrays import Array
+from ...program import Program, Statement, sum_axes
+from ..pointwise_reference import rounded as rounded_to
+from ..pointwise_reference import values
 
 
 def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:

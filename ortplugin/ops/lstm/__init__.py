@@ -13,21 +13,20 @@ Errors: another dtype, an attribute that is none of these, shapes that do not fi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.conv_geometry import LARGEST
-from ortplugin.graph.shapes import Dim, Shape, TensorType, show
-from ortplugin.ops import node_attributes as nodes
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder
-from ortplugin.ops.lstm.reference import recurrence
-from ortplugin.program import NUMPY_DTYPES
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph import Dim, Shape, TensorType, show
+from ...graph.conv_geometry import LARGEST
+from ...program import NUMPY_DTYPES
+from .. import node_attributes as nodes
+from ..base import Operator
+from ..decompose import Builder
+from .reference import recurrence
 
 NAME = "FusedLSTM"
 GATES = 4
@@ -47,7 +46,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class LSTM:
-  """A node's attributes, checked, with the defaults filled in."""
+  """A node's attributes, checked and complete."""
 
   where: str  # for errors
   hidden: int
@@ -157,10 +156,8 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return b.nodes
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
-  """The outputs in NumPy, computed in float64; `rounded`: in the node's dtype. See reference.py."""
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
+  """`rounded`: in the node's dtype. See reference.py."""
   lstm = attributes_of(node)
   infer_shapes(node, [TensorType(each.dtype, each.shape) for each in inputs])
   reverse = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[lstm.direction]

@@ -1,4 +1,4 @@
-"""FusedLSTM in NumPy: what the kernels, the decomposition and the rewrites are compared with.
+"""FusedLSTM in NumPy.
 
 i, o, f, g = G[t] + R h[t-1]; c[t] = sigmoid(f) c[t-1] + sigmoid(i) tanh(g); h[t] = sigmoid(o) tanh(c[t])
 """

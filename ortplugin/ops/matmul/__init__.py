@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Shape, TensorType, show
-from ortplugin.ops.base import Operator
-from ortplugin.ops.conv.algorithms import variants_of
-from ortplugin.ops.conv_epilogue import check_attributes, infer_results, read_epilogue
-from ortplugin.ops.decompose import Builder, to_onnx
-from ortplugin.ops.matmul import reference as reference_module
-from ortplugin.program import Program
+from ...errors import ModelError
+from ...graph.shapes import Shape, TensorType, show
+from ...program import Program
+from ..base import Operator
+from ..conv.algorithms import variants_of
+from ..conv_epilogue import check_attributes, infer_results, read_epilogue
+from ..decompose import Builder, to_onnx
+from . import reference as reference_module
 
 NAME = "FusedMatMul"
 

@@ -17,14 +17,13 @@ from collections.abc import Sequence
 import onnx
 from onnx import AttributeProto, helper
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops import layer_norm
-from ortplugin.ops import matmul
-from ortplugin.ops.base import Operator
-from ortplugin.program import Program, parse
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph.domains import DOMAIN
+from ...graph.shapes import TensorType
+from ...program import Program, parse
+from .. import layer_norm, matmul
+from ..base import Operator
 
 NAME = "FusedMatMulNorm"
 OWN = ("norm", "keeps_product", "algorithm")  # attributes that are not the product's

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortplugin.ops.conv.reference import epilogue
-from ortplugin.program import Program
+from ...program import Program
+from ..conv.reference import epilogue
 
 
 def product(trans_b: bool, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

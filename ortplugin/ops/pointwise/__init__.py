@@ -13,20 +13,20 @@ from collections.abc import Sequence
 
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType, broadcast
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import to_onnx
-from ortplugin.ops.node_program import read_program
-from ortplugin.ops.pointwise import reference as reference_module
-from ortplugin.program import NUMPY_DTYPES, Program
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph import TensorType, broadcast
+from ...program import NUMPY_DTYPES, Program
+from ..base import Operator
+from ..decompose import to_onnx
+from ..node_program import read_program
+from . import reference as reference_module
 
 NAME = "FusedPointwise"
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  """The node's program, checked against its inputs and outputs."""
   program = read_program(node)
   if program.core is not None:
     raise ModelError(f"node '{node.name}' ({NAME}): the program holds a {program.core.op}; it must be pointwise")
@@ -48,7 +48,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The outputs in NumPy, computed in float64; see reference.py."""
+  """See reference.py."""
   return reference_module.pointwise(program_of(node), inputs, rounded)
 
 

@@ -1,21 +1,19 @@
-"""FusedPointwise in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
+"""FusedPointwise in NumPy, in float64."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from ortplugin.arrays import Array
-from ortplugin.ops import pointwise_reference
-from ortplugin.program import Program
+from ...arrays import Array
+from ...program import Program
+from .. import pointwise_reference
 
 
 def pointwise(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs of a FusedPointwise with this program: one array of the shape S for each result.
 
   Floating values are float64 throughout; a Cast to float16, bfloat16 or float rounds. Integers and bools have their
-  own dtype. `rounded`: each output has its result's dtype; otherwise floating outputs are float64 before that last
-  rounding, which is what a tolerance is measured from. Raises ValueError if the inputs are not as many as the
-  parameters or do not broadcast.
+  own dtype. Raises ValueError if the inputs are not as many as the parameters or do not broadcast.
   """
   values = pointwise_reference.values(program, inputs)
   shape = np.broadcast_shapes(*(np.shape(array) for array in inputs))

@@ -18,15 +18,15 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
-from ortplugin.graph.shapes import Dim, Shape, TensorType
-from ortplugin.ops import node_attributes as nodes
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder
-from ortplugin.ops.pool.layout import as_channels_first, global_over_channels_last
-from ortplugin.ops.pool.reference import Window, pooled
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph import Dim, Shape, TensorType
+from ...graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
+from .. import node_attributes as nodes
+from ..base import Operator
+from ..decompose import Builder
+from .layout import as_channels_first, global_over_channels_last
+from .reference import Window, pooled
 
 NAME = "FusedPool"
 KINDS = ("max", "average", "global_average", "global_max")
@@ -46,7 +46,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Pool:
-  """A node's attributes, checked, with the defaults filled in. Lists are empty for a global kind."""
+  """A node's attributes, checked and complete. Lists are empty for a global kind."""
 
   where: str  # for errors
   kind: str
@@ -214,7 +214,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The output in NumPy, computed in float64; `rounded`: in X's dtype. See reference.py."""
+  """`rounded`: in X's dtype. See reference.py."""
   pool = attributes_of(node)
   (x,) = inputs
   out_shape(pool, x.shape)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ortplugin.ops.decompose import Builder
+from ..decompose import Builder
 
 _INTEGER = np.dtype(np.int64)
 

@@ -1,4 +1,4 @@
-"""FusedPool and FusedResize in NumPy, in float64: what the kernels and the decompositions are compared with."""
+"""FusedPool and FusedResize in NumPy, in float64."""
 
 import functools
 import itertools
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ortplugin.arrays import Array
+from ...arrays import Array
 
 
 @dataclass(frozen=True)

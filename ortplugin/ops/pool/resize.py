@@ -18,16 +18,16 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.conv_geometry import LARGEST, MOST_SPATIAL
-from ortplugin.graph.shapes import Dim, Shape, TensorType
-from ortplugin.ops import node_attributes as nodes
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder
-from ortplugin.ops.pool import BYTES, FLOATING
-from ortplugin.ops.pool.layout import as_channels_first
-from ortplugin.ops.pool.reference import coordinates, resized
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph import Dim, Shape, TensorType
+from ...graph.conv_geometry import LARGEST, MOST_SPATIAL
+from .. import node_attributes as nodes
+from ..base import Operator
+from ..decompose import Builder
+from . import BYTES, FLOATING
+from .layout import as_channels_first
+from .reference import coordinates, resized
 
 NAME = "FusedResize"
 MODES = ("nearest", "linear")
@@ -44,7 +44,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Resize:
-  """A node's attributes, checked, with the defaults filled in. Of sizes and scales one is empty."""
+  """A node's attributes, checked and complete. Of sizes and scales one is empty."""
 
   where: str  # for errors
   mode: str
@@ -79,15 +79,7 @@ def attributes_of(node: onnx.NodeProto) -> Resize:
   elif not all(math.isfinite(scale) and scale > 0 for scale in given[name]):
     raise ModelError(f"{where}: scales is {list(given[name])}; its numbers must be positive")
   mode, coordinate_mode, nearest_mode = (given.get(word, allowed[0]) for word, allowed in _WORDS.items())
-  return Resize(
-    where,
-    mode,
-    coordinate_mode,
-    nearest_mode,
-    nhwc,
-    given.get("sizes", ()),
-    given.get("scales", ()),
-  )
+  return Resize(where, mode, coordinate_mode, nearest_mode, nhwc, given.get("sizes", ()), given.get("scales", ()))
 
 
 def out_size(resize: Resize, axis: int, size: int) -> int:
@@ -162,7 +154,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The output in NumPy, computed in float64; `rounded`: in X's dtype. See reference.py."""
+  """`rounded`: in X's dtype. See reference.py."""
   resize = attributes_of(node)
   (x,) = inputs
   at = []

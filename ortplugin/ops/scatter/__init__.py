@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError, near_names
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import MINIMUM_OPSET, Builder
-from ortplugin.ops.scatter import reference as formulas
+from ...arrays import Array
+from ...errors import ModelError, near_names
+from ...graph import TensorType
+from ..base import Operator
+from ..decompose import MINIMUM_OPSET, Builder
+from . import reference as formulas
 
 REDUCTIONS = ("none", "add", "mul", "min", "max")
 ALGORITHMS = ("auto", "sequential", "parallel", "sorting")
@@ -55,7 +55,7 @@ _INPUTS = {
 
 @dataclass(frozen=True)
 class Scatter:
-  """A node's attributes, checked, with the defaults filled in."""
+  """A node's attributes, checked and complete."""
 
   reduction: str = "none"
   algorithm: str = "auto"
@@ -245,12 +245,7 @@ def _variants(node: onnx.NodeProto) -> Sequence[Mapping[str, Any]]:
 def _operator(name: str, summary: str) -> Operator:
   run: Callable[[onnx.NodeProto, Sequence[Array]], list[Array]] = reference
   return Operator(
-    name=name,
-    summary=summary,
-    infer_shapes=infer_shapes,
-    decompose=decompose,
-    reference=run,
-    variants=_variants,
+    name=name, summary=summary, infer_shapes=infer_shapes, decompose=decompose, reference=run, variants=_variants
   )
 
 

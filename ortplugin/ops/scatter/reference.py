@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from ortplugin.arrays import Array
+from ...arrays import Array
 
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -87,12 +87,7 @@ def scatter_elements(
 
 
 def update_slice(
-  data: Array,
-  updates: Array,
-  starts: Array,
-  axes: Sequence[int],
-  steps: Sequence[int] = (),
-  skip_invalid: bool = False,
+  data: Array, updates: Array, starts: Array, axes: Sequence[int], steps: Sequence[int] = (), skip_invalid: bool = False
 ) -> Array:
   """data with the slice start, start + step, .. on each of `axes` replaced by updates.
 

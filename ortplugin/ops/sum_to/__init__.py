@@ -20,14 +20,14 @@ from collections.abc import Sequence
 
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Shape, TensorType, broadcast
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder, to_onnx
-from ortplugin.ops.node_program import read_program
-from ortplugin.ops.sum_to import reference as reference_module
-from ortplugin.program import NUMPY_DTYPES, Program, Statement, sum_axes
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph import Shape, TensorType, broadcast
+from ...program import NUMPY_DTYPES, Program, Statement, sum_axes
+from ..base import Operator
+from ..decompose import Builder, to_onnx
+from ..node_program import read_program
+from . import reference as reference_module
 
 NAME = "FusedSumTo"
 
@@ -37,7 +37,7 @@ _WIDE = {"float16": "float", "bfloat16": "float", "uint32": "int64", "uint64": "
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  """The node's program, checked against its inputs and outputs."""
   program = read_program(node)
   reason = why_no_sum(program)
   if reason:
@@ -129,7 +129,7 @@ def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
-  """The outputs in NumPy, computed in float64; see reference.py."""
+  """See reference.py."""
   return reference_module.sum_to(program_of(node), inputs, rounded)
 
 

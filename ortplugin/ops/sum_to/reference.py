@@ -1,22 +1,20 @@
-"""FusedSumTo in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
+"""FusedSumTo in NumPy, in float64."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from ortplugin.arrays import Array
-from ortplugin.ops import pointwise_reference
-from ortplugin.program import Program, Statement, sum_axes
+from ...arrays import Array
+from ...program import Program, Statement, sum_axes
+from .. import pointwise_reference
 
 
 def sum_to(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs of a FusedSumTo with this program.
 
   Floating values are float64 throughout; a Cast to float16, bfloat16 or float rounds. Integers have their own dtype
-  and wrap. `rounded`: each output has its result's dtype; otherwise floating outputs are float64 before that last
-  rounding, which is what a tolerance is measured from. Raises ValueError if the inputs are not as many as the
-  parameters or do not broadcast.
+  and wrap. Raises ValueError if the inputs are not as many as the parameters or do not broadcast.
   """
   shape = np.broadcast_shapes(*(np.shape(array) for array in inputs))
   sums: set[str] = set()

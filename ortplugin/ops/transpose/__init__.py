@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, TensorType
-from ortplugin.ops import node_attributes as nodes
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder
-from ortplugin.ops.scatter import DTYPES
-from ortplugin.ops.transpose import reference as formulas
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph import Dim, TensorType
+from .. import node_attributes as nodes
+from ..base import Operator
+from ..decompose import Builder
+from ..scatter import DTYPES
+from . import reference as formulas
 
 NAME = "FusedTranspose"
 MOST_AXES = 16
@@ -29,7 +29,7 @@ TO_THE_END = 2**63 - 1
 
 @dataclass(frozen=True)
 class Transposition:
-  """A node's attributes, checked, with the defaults filled in."""
+  """A node's attributes, checked and complete."""
 
   where: str  # for errors
   perm: tuple[int, ...]

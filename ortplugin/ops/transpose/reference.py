@@ -1,4 +1,4 @@
-"""FusedTranspose in NumPy: what the kernels, the decomposition and the rewrites are compared with.
+"""FusedTranspose in NumPy.
 
 y = Transpose(x[starts : ends])
 """
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortplugin.arrays import Array
+from ...arrays import Array
 
 
 def transpose(x: Array, perm: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Array:

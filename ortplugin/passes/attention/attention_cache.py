@@ -11,14 +11,11 @@ which they are views, as in fuse_attention.py.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.lengths import dims
-from ortplugin.graph.shapes import show
-from ortplugin.ops.attention import layout as layouts
-from ortplugin.passes.attention.node import is_attention, number_of_past
-from ortplugin.passes.attention.operands import layout_at, read_farther, remove_unused, sizes_of
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ...graph import Scope, dims, label, labelled, show
+from ...ops.attention import layout as layouts
+from ..driver import Applied, Missed, Outcome, RulePass
+from .node import is_attention, number_of_past
+from .operands import layout_at, read_farther, remove_unused, sizes_of
 
 
 def draw_in(scope: Scope, node: gs.Node) -> Outcome:

@@ -9,16 +9,15 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.lengths import ONE, Length
-from ortplugin.graph.shapes import show
-from ortplugin.passes.attention.axes import Term, whole
-from ortplugin.passes.attention.core import Cache, Core, fuse_core
-from ortplugin.passes.attention.node import DTYPES, TF32
-from ortplugin.passes.attention.operator_axes import (
+from ...arrays import Array
+from ...graph import ELEMENTS, ONE, Length, Scope, attached, optional_input, show
+from ..conditions import unsupported
+from ..driver import Missed, Outcome
+from ..emit import emit, unsqueeze
+from .axes import Term, whole
+from .core import Cache, Core, fuse_core
+from .node import DTYPES, TF32
+from .operator_axes import (
   CONTRIB,
   PAST,
   Atoms,
@@ -32,11 +31,8 @@ from ortplugin.passes.attention.operator_axes import (
   read_heads,
   read_packed,
 )
-from ortplugin.passes.attention.scores import Chain, Mask, broadcasts
-from ortplugin.passes.attention.views import Read
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Missed, Outcome
-from ortplugin.passes.emit import emit, unsqueeze
+from .scores import Chain, Mask, broadcasts
+from .views import Read
 
 
 def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
@@ -79,9 +75,12 @@ def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
   cache, total = found or (None, k[-2])
   atoms = make_atoms(q[0], heads, kv_heads, q[-2], total, q[-1], v[-1], flat)
   rows = atoms.t if cache is None else cache.added
-  reads = [read_heads(t, h, n, d, atoms, flat) for t, h, n, d in zip(
-      node.inputs, (atoms.h, atoms.kv, atoms.kv), (atoms.s, rows, rows), (atoms.d, atoms.d, atoms.e),
-      strict=False)]  # fmt: skip
+  reads = [
+    read_heads(t, h, n, d, atoms, flat)
+    for t, h, n, d in zip(
+      node.inputs, (atoms.h, atoms.kv, atoms.kv), (atoms.s, rows, rows), (atoms.d, atoms.d, atoms.e), strict=False
+    )
+  ]
   masks = []
   mask = optional_input(node, 3)
   if mask is not None:

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.lengths import Length, dims
-from ortplugin.graph.shapes import show
-from ortplugin.ops.attention import layout as layouts
-from ortplugin.passes.attention.node import is_attention, number_of_past
-from ortplugin.passes.attention.operands import OPERANDS, Sizes, layout_at, read_farther, remove_unused, sizes_of
-from ortplugin.passes.attention.rotations import Rotation, rotation_of
-from ortplugin.passes.attention.tables import Place, make_tables
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ...graph import Length, Scope, dims, label, labelled, show
+from ...ops.attention import layout as layouts
+from ..driver import Applied, Missed, Outcome, RulePass
+from .node import is_attention, number_of_past
+from .operands import OPERANDS, Sizes, layout_at, read_farther, remove_unused, sizes_of
+from .rotations import Rotation, rotation_of
+from .tables import Place, make_tables
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,14 @@ elements of a head one after the other in memory.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.lengths import dims
-from ortplugin.ops.attention import layout as layouts
-from ortplugin.passes.attention.axes import Atom, length
-from ortplugin.passes.attention.layouts import Layout, layout_of, restored_shape
-from ortplugin.passes.attention.node import is_attention, replaced, reshaped
-from ortplugin.passes.attention.operands import OPERANDS, indexed, layout_at, remove_unused, sizes_of
-from ortplugin.passes.attention.views import FAR, Read, forward, reads
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ...graph import Scope, dims, label
+from ...ops.attention import layout as layouts
+from ..driver import Applied, Outcome, RulePass
+from .axes import Atom, length
+from .layouts import Layout, layout_of, restored_shape
+from .node import is_attention, replaced, reshaped
+from .operands import OPERANDS, indexed, layout_at, remove_unused, sizes_of
+from .views import FAR, Read, forward, reads
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:

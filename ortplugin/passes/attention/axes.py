@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ortplugin.graph.lengths import ONE, Length, product
+from ...graph import ONE, Length
+from ...graph.lengths import product
 
 
 class Atom:

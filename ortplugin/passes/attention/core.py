@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.lengths import ONE, Length
-from ortplugin.passes.attention.axes import Atom, length
-from ortplugin.passes.attention.layouts import Layout, Names, layout_of, restored_shape, size_of
-from ortplugin.passes.attention.masks import plan_masks
-from ortplugin.passes.attention.node import DTYPES, LARGEST_HEAD, TF32, Attention, attention_node, replaced
-from ortplugin.passes.attention.scores import Chain
-from ortplugin.passes.attention.views import FAR, Read, forward, reads
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Applied, Missed
+from ...graph import ONE, Length, Scope, label, labelled
+from ..conditions import unsupported
+from ..driver import Applied, Missed
+from .axes import Atom, length
+from .layouts import Layout, Names, layout_of, restored_shape, size_of
+from .masks import plan_masks
+from .node import DTYPES, LARGEST_HEAD, TF32, Attention, attention_node, replaced
+from .scores import Chain
+from .views import FAR, Read, forward, reads
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,12 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core, tf32: bool = False) -> Ap
 def _reads(scope: Scope, core: Core, tf32: bool) -> _Reads | str:
   """The tensors of one of DTYPES, or of TF32's, that may be read and written; or why there are none."""
   dtypes = TF32 if tf32 else DTYPES
-  found = [_from(scope, core.q, True), _from(scope, core.k, core.cache is None),
-           _from(scope, core.v, False),             _results(scope, core.y)]  # fmt: skip
+  found = [
+    _from(scope, core.q, True),
+    _from(scope, core.k, core.cache is None),
+    _from(scope, core.v, False),
+    _results(scope, core.y),
+  ]
   dtype = next((scope.dtype(read.tensor) for read in found[-1] if scope.dtype(read.tensor) in dtypes), None)
   q, k, v, y = ([read for read in each if scope.dtype(read.tensor) == dtype] for each in found)
   if dtype is None or not (q and k and v):

@@ -13,18 +13,15 @@ from collections.abc import Iterable, Mapping
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.lengths import Length, dims
-from ortplugin.graph.shapes import show
-from ortplugin.passes.attention.attention_operators import fuse_operator
-from ortplugin.passes.attention.axes import Atom, Axes, Axis, atoms_of, length, whole
-from ortplugin.passes.attention.core import Core, fuse_core
-from ortplugin.passes.attention.products import Product, product_of
-from ortplugin.passes.attention.scores import Chain, Scores, is_over, score_dims, softmax_before, trace_scores
-from ortplugin.passes.attention.views import Read, unbroadcast
-from ortplugin.passes.driver import Missed, Outcome, RulePass, first_of
-from ortplugin.target import DEFAULT
+from ...graph import Length, Scope, dims, label, show
+from ...target import DEFAULT
+from ..driver import Missed, Outcome, RulePass, first_of
+from .attention_operators import fuse_operator
+from .axes import Atom, Axes, Axis, atoms_of, length, whole
+from .core import Core, fuse_core
+from .products import Product, product_of
+from .scores import Chain, Scores, is_over, score_dims, softmax_before, trace_scores
+from .views import Read, unbroadcast
 
 TF32_PAYS = bool(DEFAULT["attention_tf32_pays"])
 PRODUCTS = ("MatMul", "Gemm", "Einsum")
@@ -168,9 +165,7 @@ def _read(
 
 
 FUSE_ATTENTION = RulePass(
-  "fuse-attention",
-  "attention, written out or one operator, becomes FusedAttention",
-  first_of(fuse, fuse_operator),
+  "fuse-attention", "attention, written out or one operator, becomes FusedAttention", first_of(fuse, fuse_operator)
 )
 ATTENTION_TO_TF32 = RulePass(
   "attention-to-tf32", "attention of float32 that may round to TF32 becomes FusedAttention", fuse_tf32

@@ -7,8 +7,9 @@ other: then the tensor is read through a Reshape that makes them one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ortplugin.graph.lengths import ONE, Length, product
-from ortplugin.passes.attention.axes import Atom, Axes, Term, flat
+from ...graph import ONE, Length
+from ...graph.lengths import product
+from .axes import Atom, Axes, Term, flat
 
 Names = Mapping[str, Sequence[Atom]]  # b, h, s, d: the atoms of each, outermost first
 

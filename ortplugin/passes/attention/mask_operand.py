@@ -6,12 +6,11 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import broadcast
-from ortplugin.passes.attention.mask_values import ABSORBING, ELEMENTS, LOWEST, filled_in, without_repeats
-from ortplugin.passes.attention.masks import Part
-from ortplugin.passes.emit import emit, integers
-from ortplugin.program import NUMPY_DTYPES
+from ...graph import Scope, broadcast
+from ...program import NUMPY_DTYPES
+from ..emit import emit, integers
+from .mask_values import ABSORBING, ELEMENTS, LOWEST, filled_in, without_repeats
+from .masks import Part
 
 
 def emit_mask(scope: Scope, before: gs.Node, parts: Sequence[Part], dtype: str) -> gs.Tensor | None:
@@ -115,8 +114,9 @@ def stripped(scope: Scope, condition: gs.Tensor, kept: bool) -> tuple[gs.Tensor,
     if scope.op(node) == "Not":
       condition, kept = node.inputs[0], not kept
     else:
-      true = [(scope.constant(each, ELEMENTS), other) for each, other in
-              zip(node.inputs, reversed(node.inputs), strict=True)]  # fmt: skip
+      true = [
+        (scope.constant(each, ELEMENTS), other) for each, other in zip(node.inputs, reversed(node.inputs), strict=True)
+      ]
       others = [other for values, other in true if values is not None and values.all()]
       if not others:
         break

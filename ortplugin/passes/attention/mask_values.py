@@ -9,9 +9,9 @@ filled in, or Where(mask, 0, -65504) in float16, become Where(mask, 0, LOWEST) i
 
 import numpy as np
 
-from ortplugin.arrays import Array
-from ortplugin.graph.facts import Scope
-from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
+from ...arrays import Array
+from ...graph import Scope
+from .scores import LARGE_NEGATIVE, Mask
 
 LOWEST = -1e31  # and float32's lowest number + LOWEST is still that number, not -inf
 ABSORBING = -3e4  # in float16, a score beneath 8 that is added to such a number is lost

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.passes.attention.mask_values import ABSORBING, LOWEST, mask_values
-from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
-from ortplugin.passes.attention.views import FAR
-from ortplugin.program import FLOATING
+from ...graph import Scope
+from ...program import FLOATING
+from .mask_values import ABSORBING, LOWEST, mask_values
+from .scores import LARGE_NEGATIVE, Mask
+from .views import FAR
 
 _MOVING = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Slice", "Transpose")
 

@@ -5,22 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ortplugin.arrays import Array
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.lengths import ONE, Length, dims, product
-from ortplugin.passes.attention.axes import Atom, flat
-from ortplugin.passes.attention.mask_values import (
-  ABSORBING,
-  ELEMENTS,
-  LOWEST,
-  causal_window,
-  filled_in,
-  mask_values,
-  selection,
-  without_repeats,
-)
-from ortplugin.passes.attention.masked_rows import deciding
-from ortplugin.passes.attention.scores import Mask
+from ...arrays import Array
+from ...graph import ONE, Length, Scope, dims
+from ...graph.lengths import product
+from .axes import Atom, flat
+from .mask_values import ABSORBING, ELEMENTS, LOWEST, causal_window, filled_in, mask_values, selection, without_repeats
+from .masked_rows import deciding
+from .scores import Mask
 
 Names = Mapping[str, Sequence[Atom]]  # b, h, s, t
 

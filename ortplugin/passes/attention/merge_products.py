@@ -14,16 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.shapes import show
-from ortplugin.passes.attention.node import is_attention
-from ortplugin.passes.attention.operands import OPERANDS
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import emit
+from ...arrays import Array
+from ...graph import ELEMENTS, Scope, attached, labelled, show
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import emit
+from .node import is_attention
+from .operands import OPERANDS
 
 COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the price of a larger file, up to this size
 TAIL = " (h d)"

@@ -6,12 +6,11 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.passes.attention.layouts import Layout
-from ortplugin.passes.attention.mask_operand import emit_mask
-from ortplugin.passes.attention.masks import Masking
-from ortplugin.passes.emit import emit, integers
+from ...graph import DOMAIN, Scope
+from ..emit import emit, integers
+from .layouts import Layout
+from .mask_operand import emit_mask
+from .masks import Masking
 
 # The operator takes every floating dtype. Its kernels for these run on tensor cores, and that for float32 where a
 # session allows TF32; else ONNX Runtime's two products and a Softmax are faster than one kernel without them.
@@ -45,16 +44,23 @@ def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) 
   ]
   mask = emit_mask(scope, before, given.masking.parts, dtype)
   defaults: dict[str, Any] = {
-      "scale": 1.0, "softcap": 0.0, "causal": "none", "window": 0, "masked_rows": "nan",
-      **dict.fromkeys(("q_layout", "k_layout", "v_layout", "y_layout"), "b h s d"),
-  }  # fmt: skip
+    "scale": 1.0,
+    "softcap": 0.0,
+    "causal": "none",
+    "window": 0,
+    "masked_rows": "nan",
+    **dict.fromkeys(("q_layout", "k_layout", "v_layout", "y_layout"), "b h s d"),
+  }
   may_be_empty = mask is not None or given.masking.causal == "lower_right"
   values: dict[str, Any] = {
-      "scale": given.scale, "softcap": given.softcap, "causal": given.masking.causal, "window": given.masking.window,
-      "masked_rows": "zero" if given.zeroed and may_be_empty else "nan",
-      **dict(zip(("q_layout", "k_layout", "v_layout"), (each.text for each in given.layouts), strict=True)),
-      "y_layout": given.y_layout,
-  }  # fmt: skip
+    "scale": given.scale,
+    "softcap": given.softcap,
+    "causal": given.masking.causal,
+    "window": given.masking.window,
+    "masked_rows": "zero" if given.zeroed and may_be_empty else "nan",
+    **dict(zip(("q_layout", "k_layout", "v_layout"), (each.text for each in given.layouts), strict=True)),
+    "y_layout": given.y_layout,
+  }
   attributes = {
     "qkv_dtype": dtype,
     **({} if mask is None else {"mask_dtype": scope.dtype(mask)}),

@@ -4,13 +4,12 @@ from collections.abc import Iterable
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.lengths import Length
-from ortplugin.ops.attention import layout as layouts
-from ortplugin.passes.attention.axes import Atom, Axes, Axis, Term, length, whole
-from ortplugin.passes.attention.layouts import layout_of
-from ortplugin.passes.attention.node import number_of_past
-from ortplugin.passes.attention.views import reads
+from ...graph import Length, Scope
+from ...ops.attention import layout as layouts
+from .axes import Atom, Axes, Axis, Term, length, whole
+from .layouts import layout_of
+from .node import number_of_past
+from .views import reads
 
 OPERANDS = (("q_layout", "heads"), ("k_layout", "kv_heads"), ("v_layout", "kv_heads"))  # of Q, K and V
 Sizes = dict[str, Length]

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.lengths import Length, dims
-from ortplugin.graph.shapes import show
-from ortplugin.passes.attention.axes import Atom, Axes, Term, whole
-from ortplugin.passes.attention.core import Cache, Core
-from ortplugin.passes.attention.node import LARGEST_HEAD
-from ortplugin.passes.attention.scores import Chain
-from ortplugin.passes.attention.views import Read
+from ...graph import Length, Scope, dims, optional_input, show
+from .axes import Atom, Axes, Term, whole
+from .core import Cache, Core
+from .node import LARGEST_HEAD
+from .scores import Chain
+from .views import Read
 
 CONTRIB = "com.microsoft"
 PAST = {"Attention": 4, f"{CONTRIB}::MultiHeadAttention": 6}  # the first of the two inputs that are a cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from ...graph import Scope
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,13 @@ infinity a row in front has a NaN then; scores are NaN or infinite either way.)
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.shapes import element_count
-from ortplugin.passes.attention.node import is_attention
-from ortplugin.passes.attention.operands import remove_unused
-from ortplugin.passes.attention.rotations import Rotation, rotation_of
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import emit, integers, unsqueeze
+from ...arrays import Array
+from ...graph import ELEMENTS, Scope, element_count, labelled
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import emit, integers, unsqueeze
+from .node import is_attention
+from .operands import remove_unused
+from .rotations import Rotation, rotation_of
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:

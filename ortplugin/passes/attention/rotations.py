@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from ...graph import Scope
 
 CONTRIB = "com.microsoft::RotaryEmbedding"
 DEEP = 4  # Slices after each other, at most

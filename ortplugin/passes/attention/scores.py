@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.lengths import ONE, Length, agreed, dims
-from ortplugin.graph.shapes import show
-from ortplugin.passes.attention.axes import Atom, Axes, flat, regroup
-from ortplugin.passes.attention.products import Product, product_of
-from ortplugin.passes.attention.views import FAR, RESHAPES, Read, backward, scalar_operand
-from ortplugin.passes.driver import Missed
-from ortplugin.program import FLOATING
+from ...graph import ONE, Length, Scope, dims, show
+from ...graph.lengths import agreed
+from ...program import FLOATING
+from ..driver import Missed
+from .axes import Atom, Axes, flat, regroup
+from .products import Product, product_of
+from .views import FAR, RESHAPES, Read, backward, scalar_operand
 
 # From here on down a number that is added to a score, or put in its place, leaves no weight beside a score that keeps
 # its value: exp(-9e3) is 0 in every dtype, also where scores differ by thousands. -1e4 is -9984 in bfloat16.

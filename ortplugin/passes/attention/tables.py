@@ -9,14 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.lengths import ONE, Length, dims
-from ortplugin.graph.shapes import Dim, show
-from ortplugin.passes.attention.node import is_attention, tables_of
-from ortplugin.passes.attention.rotations import CONTRIB, Rotation
-from ortplugin.passes.emit import emit, integers
+from ...arrays import Array
+from ...graph import ELEMENTS, ONE, Dim, Length, Scope, dims, optional_input, show
+from ..emit import emit, integers
+from .node import is_attention, tables_of
+from .rotations import CONTRIB, Rotation
 
 FAR = 32  # operators that are followed, at most
 UNARY = ("Cast", "Cos", "Identity", "Neg", "Sin")

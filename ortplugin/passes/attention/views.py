@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.lengths import ONE, Length, dims
-from ortplugin.passes.attention.axes import Atom, Axes, Term, flat, part_of, regroup
+from ...graph import ONE, Length, Scope, dims
+from .axes import Atom, Axes, Term, flat, part_of, regroup
 
 FAR = 32  # operators that are followed, at most
 HALVES = ("float16", "bfloat16")

@@ -8,10 +8,8 @@ forbids it.
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Outcome, Rule, RulePass
+from ...graph import DOMAIN, Scope, labelled
+from ..driver import Applied, Outcome, Rule, RulePass
 
 ABSENT = {
   "FusedConv": None,

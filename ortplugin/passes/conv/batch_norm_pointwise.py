@@ -11,12 +11,11 @@ channel with a large mean nearly cancel.
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import NotFoldableError, batch_norm, stored
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import emit
-from ortplugin.program import FLOATING, NUMPY_DTYPES, ONNX_DTYPES
+from ...graph import Scope, label
+from ...graph.channels import NotFoldableError, batch_norm, stored
+from ...program import FLOATING, NUMPY_DTYPES, ONNX_DTYPES
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import emit
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:

@@ -9,13 +9,12 @@ depend on the convolution: a squeeze-excite's gate does. A view of one pixel, [N
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.passes.absorb import DTYPES, Chain, chain_of, drawn, needed
-from ortplugin.passes.conv.extents import same_lengths
-from ortplugin.passes.conv.fused import CONV, is_channels_last
-from ortplugin.passes.members import Member
-from ortplugin.program import Parameter, Program
+from ...graph import NotPointwiseError, Scope
+from ...program import Parameter, Program
+from ..absorb import DTYPES, Chain, chain_of, drawn, needed
+from ..members import Member
+from .extents import same_lengths
+from .fused import CONV, is_channels_last
 
 VIEWS = ("Reshape", "Flatten", "Squeeze")
 

@@ -8,12 +8,12 @@ the later one takes it, which then can read the earlier one's result.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.passes.chain_pass import ChainPass
-from ortplugin.passes.conv.chain import conv_chain, flat_of
-from ortplugin.passes.conv.fused import CONV, is_fused_conv
-from ortplugin.passes.emit import integers
-from ortplugin.passes.members import Member, compose
+from ...graph import Scope
+from ..chain_pass import ChainPass
+from ..emit import integers
+from ..members import Member, compose
+from .chain import conv_chain, flat_of
+from .fused import CONV, is_fused_conv
 
 
 def _draw(scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> gs.Node:

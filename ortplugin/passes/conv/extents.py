@@ -8,11 +8,9 @@ one length by the same arithmetic are equal: a residual block's result and its s
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.certainty import is_generated
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.conv.fused import is_channels_last
+from ...graph import DOMAIN, Scope, is_pointwise
+from ...graph.certainty import is_generated
+from .fused import is_channels_last
 
 Extent = int | str | tuple[object, ...]
 """A length, its name, (id of a tensor, axis) for where it comes from, (extent, stride, total) for what came of it."""

@@ -12,19 +12,10 @@ zeros of the padding are not normalised. All is computed in float64 and stored i
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import (
-  NotFoldableError,
-  batch_norm,
-  channel_operand,
-  constant,
-  scaled_columns,
-  scaled_rows,
-)
-from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.passes.conv.weights import bias_of, only_for, store, weight_of
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ...graph import Scope, attached, label, labelled
+from ...graph.channels import NotFoldableError, batch_norm, channel_operand, constant, scaled_columns, scaled_rows
+from ..driver import Applied, Missed, Outcome, RulePass
+from .weights import bias_of, only_for, store, weight_of
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 ARITHMETIC = ("Mul", "Div", "Add", "Sub")

@@ -7,11 +7,9 @@ A MaxPool stays: it pads with the lowest number, not with zero.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.ort_shapes import windows_fit
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ...graph import Scope, attached, label, labelled, optional_input
+from ...graph.ort_shapes import windows_fit
+from ..driver import Applied, Missed, Outcome, RulePass
 
 
 class _StaysError(Exception):

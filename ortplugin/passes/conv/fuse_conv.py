@@ -7,13 +7,12 @@ with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by c
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.ort_shapes import may_crop
-from ortplugin.graph.shapes import Dim, show
-from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, why_invalid
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import unsqueeze
+from ...graph import Dim, Scope, optional_input, show
+from ...graph.ort_shapes import may_crop
+from ..conditions import unknown_rank, unsupported
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import unsqueeze
+from .fused import biased, conv_dtype, conv_node, why_invalid
 
 FUSED = {"Conv": "FusedConv", "ConvTranspose": "FusedConvTranspose"}  # with one contract: see fused_conv.py
 KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
@@ -41,8 +40,11 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   if "kernel_shape" not in attributes and all(isinstance(size, int) for size in kernel):
     attributes["kernel_shape"] = list(kernel)
   if op == "FusedConv" and may_crop(attributes, (scope.rank(x) or 2) - 2):
-    return Missed(node, f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
-                               "than the kernel: ONNX Runtime's padding may be negative")  # fmt: skip
+    return Missed(
+      node,
+      f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
+      "than the kernel: ONNX Runtime's padding may be negative",
+    )
   program = biased(dtype, bias is not None)
   # Asked before the bias gets its shape, which may take a node that would have to go again, and of tensors like x and
   # w, of which it would be a reader that is in no graph.

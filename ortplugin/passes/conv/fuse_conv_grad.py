@@ -12,14 +12,11 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.graph.shapes import broadcast, equal, show
-from ortplugin.ops.conv_grad.gradient import NAME
-from ortplugin.passes.absorb import Core
-from ortplugin.passes.driver import RulePass
-from ortplugin.passes.members import Member, member_of
+from ...graph import NotPointwiseError, Scope, broadcast, equal, label, show
+from ...ops.conv_grad.gradient import NAME
+from ..absorb import Core
+from ..driver import RulePass
+from ..members import Member, member_of
 
 
 def _words(node: gs.Node, name: str) -> list[str]:

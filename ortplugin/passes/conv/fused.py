@@ -7,14 +7,12 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops import find
-from ortplugin.passes.absorb import Core
-from ortplugin.passes.members import Member
-from ortplugin.program import DTYPE_NAMES, FLOATING, Parameter, Program, ProgramError, Statement, parse
+from ...errors import ModelError
+from ...graph import DOMAIN, Scope, TensorType
+from ...ops import find
+from ...program import DTYPE_NAMES, FLOATING, Parameter, Program, ProgramError, Statement, parse
+from ..absorb import Core
+from ..members import Member
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")  # with one contract: X, W, operands of the program
 OWN_INPUTS = 2  # X and W; the others are the program's

@@ -8,16 +8,13 @@ draws that in through the view. So does a MatMul.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node
-from ortplugin.passes.conv.matmul_to_conv import from_convolutions
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import integers
+from ...arrays import Array
+from ...graph import ELEMENTS, Scope, attached, labelled, optional_input
+from ..conditions import unsupported
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import integers
+from .fused import biased, conv_dtype, conv_node
+from .matmul_to_conv import from_convolutions
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 

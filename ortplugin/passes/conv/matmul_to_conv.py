@@ -9,14 +9,10 @@ What attention reads stays a product, even if convolutions made the sequence, as
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.convert import attached
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, is_channels_last, is_fused_conv
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
+from ...graph import DOMAIN, ELEMENTS, Scope, attached, is_pointwise
+from ..conditions import unsupported
+from ..driver import Missed, Outcome, RulePass, replaced
+from .fused import biased, conv_dtype, conv_node, is_channels_last, is_fused_conv
 
 FAR = 64  # operators between a MatMul and the convolutions before it, at most
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import NotFoldableError, constant
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Missed, Outcome, Rule, RulePass, replaced
+from ...arrays import Array
+from ...graph import Scope, label, optional_input
+from ...graph.channels import NotFoldableError, constant
+from ..driver import Missed, Outcome, Rule, RulePass, replaced
 
 WORK = 2
 SLOW = "in float32 one large filter may be slower on a CPU; optimize it for a GPU (--provider cuda) to have it so"

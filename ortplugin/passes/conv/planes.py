@@ -4,10 +4,9 @@ import math
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Dim, Shape
-from ortplugin.passes.conv.fused import conv_dtype, is_channels_last
-from ortplugin.target import ENGINES
+from ...graph import Dim, Scope, Shape
+from ...target import ENGINES
+from .fused import conv_dtype, is_channels_last
 
 FEW = ENGINES["nchw_few_most_channels"]
 MOST_CHANNELS = ENGINES["nchw_gemm_most_channels"]

@@ -24,15 +24,12 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import show
-from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.program import parse
-from ortplugin.target import DEFAULT, ENGINES
+from ...arrays import Array
+from ...graph import DOMAIN, ELEMENTS, Scope, show
+from ...program import parse
+from ...target import DEFAULT, ENGINES
+from ..driver import Missed, Outcome, RulePass, replaced
+from .fused import conv_dtype, conv_node, is_channels_last, why_invalid
 
 # What one GPU's measurements decided; h200.def says of each why.
 MUCH_WORK = DEFAULT["turn_many_multiply_adds"]

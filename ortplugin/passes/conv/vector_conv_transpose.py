@@ -16,14 +16,11 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.conv.fused import OWN_INPUTS, conv_node, is_channels_last, why_invalid
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import integers
-from ortplugin.program import parse
+from ...graph import DOMAIN, ELEMENTS, Scope, labelled
+from ...program import parse
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import integers
+from .fused import OWN_INPUTS, conv_node, is_channels_last, why_invalid
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:

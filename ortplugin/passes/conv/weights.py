@@ -3,10 +3,9 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array, Wide
-from ortplugin.graph.channels import NotFoldableError, constant, stored
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.labels import label
+from ...arrays import Array, Wide
+from ...graph import Scope, label, optional_input
+from ...graph.channels import NotFoldableError, constant, stored
 
 COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the price of a larger file, up to this size
 

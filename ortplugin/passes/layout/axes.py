@@ -5,13 +5,23 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.passes.emit import integers
-from ortplugin.passes.layout.fuse_pool import over_all_pixels
-from ortplugin.passes.layout.plan import Edit, Layouts, Plan, Rule, axis_last, to_last
+from ...graph import Scope, optional_input
+from ..emit import integers
+from .fuse_pool import over_all_pixels
+from .plan import Edit, Layouts, Plan, Rule, axis_last, to_last
 
-REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
-              "ReduceLogSumExp", "ReduceSumSquare")  # fmt: skip
+REDUCTIONS = (
+  "ReduceSum",
+  "ReduceMean",
+  "ReduceMax",
+  "ReduceMin",
+  "ReduceProd",
+  "ReduceL1",
+  "ReduceL2",
+  "ReduceLogSum",
+  "ReduceLogSumExp",
+  "ReduceSumSquare",
+)
 
 
 def split_operands(

@@ -2,9 +2,9 @@
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.passes.emit import integers
-from ortplugin.passes.layout.plan import Edit, Layouts, Plan, Rule
+from ...graph import Scope
+from ..emit import integers
+from .plan import Edit, Layouts, Plan, Rule
 
 
 def depth_to_space(scope: Scope, node: gs.Node) -> Plan | None:

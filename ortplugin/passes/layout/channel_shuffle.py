@@ -8,8 +8,8 @@ becomes `y = Gather<axis = 1>(x, order)`: it names its axis, so that it can have
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
+from ...graph import Scope
+from ..driver import Missed, Outcome, RulePass, replaced
 
 CHANNELS = 1 << 16  # of which an order is written into the model
 

@@ -14,17 +14,15 @@ Weights are transposed here. After this pass no convolution is left for it to ch
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label, labelled
-from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.conv.allow_tf32 import has_tensor_cores
-from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
-from ortplugin.passes.conv.planes import is_plane
-from ortplugin.passes.layout.conv_grad import gradient_dtype
-from ortplugin.passes.layout.cut import Region, cheapest
-from ortplugin.passes.layout.plan import Layouts, Plan, is_perm, to_first, to_last
-from ortplugin.passes.layout.rules import rule_of
+from ...graph import DOMAIN, Scope, label, labelled, scopes
+from ..base import Change, NearMiss, PassResult
+from ..conv.allow_tf32 import has_tensor_cores
+from ..conv.fused import conv_dtype, is_channels_last, is_fused_conv
+from ..conv.planes import is_plane
+from .conv_grad import gradient_dtype
+from .cut import Region, cheapest
+from .plan import Layouts, Plan, is_perm, to_first, to_last
+from .rules import rule_of
 
 IMAGE_CHANNELS = 4  # at most: to put an image's colours in another order costs nothing in either layout
 SLOW = (

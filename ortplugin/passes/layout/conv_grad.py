@@ -2,13 +2,12 @@
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.ops.conv_grad.gradient import NAME
-from ortplugin.passes.conv.fused import is_channels_last
-from ortplugin.passes.layout.axes import split_operands
-from ortplugin.passes.layout.plan import Layouts, Plan, Rule
-from ortplugin.program import ProgramError, parse
+from ...graph import DOMAIN, Scope
+from ...ops.conv_grad.gradient import NAME
+from ...program import ProgramError, parse
+from ..conv.fused import is_channels_last
+from .axes import split_operands
+from .plan import Layouts, Plan, Rule
 
 
 def gradient_dtype(scope: Scope, node: gs.Node) -> str | None:

@@ -5,14 +5,11 @@ from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.min_cut import INFINITE, min_cut
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.graph.shapes import Dim
-from ortplugin.passes.conv.fused import is_fused_conv
-from ortplugin.passes.layout.plan import Plan, is_perm, is_vector, to_first, to_last
-from ortplugin.passes.pointwise.cost import LAUNCH_BYTES
+from ...graph import DOMAIN, Dim, Scope, is_pointwise
+from ...graph.min_cut import INFINITE, min_cut
+from ..conv.fused import is_fused_conv
+from ..pointwise.cost import LAUNCH_BYTES
+from .plan import Plan, is_perm, is_vector, to_first, to_last
 
 GUESS = 64  # for a length that is not known
 

@@ -17,15 +17,13 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import is_disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Applied, Outcome, RulePass
-from ortplugin.passes.emit import MOVED_ELEMENTS, integers, unsqueeze
-from ortplugin.passes.layout.axes import REDUCTIONS
-from ortplugin.passes.layout.cut import price_of
-from ortplugin.passes.layout.movement import VIEWS, Form, Movement, lengths
-from ortplugin.passes.layout.orders import Permuted, forms_of, orders_with, reduced_axes, reduction
+from ...graph import Scope, is_disputed, label
+from ..driver import Applied, Outcome, RulePass
+from ..emit import MOVED_ELEMENTS, integers, unsqueeze
+from .axes import REDUCTIONS
+from .cut import price_of
+from .movement import VIEWS, Form, Movement, lengths
+from .orders import Permuted, forms_of, orders_with, reduced_axes, reduction
 
 FAR = 12  # operators that a Transpose passes, and steps of one chain, at most
 

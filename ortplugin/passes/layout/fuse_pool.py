@@ -12,17 +12,21 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.ort_shapes import may_crop, windows_fit
-from ortplugin.graph.shapes import Dim, TensorType
-from ortplugin.ops import find
-from ortplugin.passes.emit import integers
-from ortplugin.passes.layout.plan import Layouts, Plan, Rule, shape_last
+from ...errors import ModelError
+from ...graph import DOMAIN, Dim, Scope, TensorType
+from ...graph.ort_shapes import may_crop, windows_fit
+from ...ops import find
+from ..emit import integers
+from .plan import Layouts, Plan, Rule, shape_last
 
-KINDS = {"MaxPool": "max", "AveragePool": "average", "GlobalAveragePool": "global_average",
-         "GlobalMaxPool": "global_max", "ReduceMean": "global_average", "ReduceMax": "global_max"}  # fmt: skip
+KINDS = {
+  "MaxPool": "max",
+  "AveragePool": "average",
+  "GlobalAveragePool": "global_average",
+  "GlobalMaxPool": "global_max",
+  "ReduceMean": "global_average",
+  "ReduceMax": "global_max",
+}
 KEPT = ("auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides")
 LEAST = 1 << 20  # pixels of an open size
 

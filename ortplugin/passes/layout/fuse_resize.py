@@ -9,14 +9,11 @@ the CPU both take the same time. A nearest one stays: there ONNX Runtime's is th
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops.pool.resize import OPERATOR
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.layout.fuse_pool import resize_attributes
+from ...errors import ModelError
+from ...graph import DOMAIN, Scope, TensorType, labelled
+from ...ops.pool.resize import OPERATOR
+from ..driver import Applied, Missed, Outcome, RulePass
+from .fuse_pool import resize_attributes
 
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:

@@ -24,20 +24,17 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.constant_values import constant_values
-from ortplugin.graph.convert import all_graphs
-from ortplugin.graph.disputed import disputed
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.shape_values import shape_values
-from ortplugin.graph.shapes import Shape, TensorType
-from ortplugin.ops.transpose import MOST_AXES, OPERATOR, TO_THE_END
-from ortplugin.passes.base import PassResult
-from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import integers
-from ortplugin.program import OPERATORS as POINTWISE
+from ...graph import DOMAIN, Scope, Shape, TensorType, labelled
+from ...graph.constant_values import constant_values
+from ...graph.convert import all_graphs
+from ...graph.disputed import disputed
+from ...graph.shape_values import shape_values
+from ...ops.transpose import MOST_AXES, OPERATOR, TO_THE_END
+from ...program import OPERATORS as POINTWISE
+from ..base import PassResult
+from ..conditions import unknown_rank, unsupported
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import integers
 
 PRODUCTS = ("MatMul", "com.microsoft::FusedMatMul")
 PASSED = frozenset([*POINTWISE, "Cast", "Concat", "Pad", "Slice", "Split"])

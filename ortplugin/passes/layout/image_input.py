@@ -9,13 +9,11 @@ eight of 224 x 224 in float16 on an H200, 14 for 64 filters of 7 x 7), and our e
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.ops.conv import NAME
-from ortplugin.passes.conv.fused import is_channels_last
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.layout.plan import is_perm, to_last
+from ...graph import DOMAIN, Scope, labelled
+from ...ops.conv import NAME
+from ..conv.fused import is_channels_last
+from ..driver import Applied, Missed, Outcome, RulePass
+from .plan import is_perm, to_last
 
 MOST_CHANNELS = 4  # with more, channels last are worth a Transpose
 

@@ -11,15 +11,13 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import show
-from ortplugin.ops.conv_transpose import NAME
-from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.layout.plan import is_perm, to_first
-from ortplugin.program import parse
-from ortplugin.target import ENGINES
+from ...graph import DOMAIN, Scope, show
+from ...ops.conv_transpose import NAME
+from ...program import parse
+from ...target import ENGINES
+from ..conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
+from ..driver import Missed, Outcome, RulePass, replaced
+from .plan import is_perm, to_first
 
 # What our engine takes on every GPU (FitsFewOutputChannels asks the same lines).
 MOST_FILTERS = ENGINES["few_output_channels_most_filters"]

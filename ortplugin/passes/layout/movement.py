@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Shape
-from ortplugin.graph.slices import constant_slices
-from ortplugin.passes.emit import integers
-from ortplugin.passes.layout.cut import price_of
+from ...graph import Scope, Shape
+from ...graph.slices import constant_slices
+from ..emit import integers
+from .cut import price_of
 
 UNKNOWN = -1  # the one length that the others tell, as in the shape of a Reshape
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")

@@ -13,25 +13,12 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import Shape, show
-from ortplugin.ops.layer_norm import NAME
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import emit, integers
-from ortplugin.passes.layout.row_order import (
-  MOVERS,
-  ORDER,
-  VIEWS,
-  NotRowsError,
-  Steps,
-  lengths,
-  order_of,
-  repeats,
-  steps_to,
-)
-from ortplugin.program import ProgramError, parse
+from ...graph import DOMAIN, Scope, Shape, label, show
+from ...ops.layer_norm import NAME
+from ...program import ProgramError, parse
+from ..driver import Applied, Missed, Outcome, RulePass, replaced
+from ..emit import emit, integers
+from .row_order import MOVERS, ORDER, VIEWS, NotRowsError, Steps, lengths, order_of, repeats, steps_to
 
 ACCESS = 8  # elements that are read at once
 Order = dict[str, list[int]]

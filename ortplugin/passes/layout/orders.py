@@ -8,16 +8,14 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.pointwise import is_symmetric
-from ortplugin.graph.shapes import element_count
-from ortplugin.graph.slices import constant_slices
-from ortplugin.passes.emit import integers
-from ortplugin.passes.layout.axes import REDUCTIONS
-from ortplugin.passes.layout.cut import price_of
-from ortplugin.passes.layout.fuse_pool import POOL_RULES, over_all_pixels
-from ortplugin.passes.layout.plan import Layouts, Plan, to_last
+from ...graph import DOMAIN, Scope, element_count, optional_input
+from ...graph.pointwise import is_symmetric
+from ...graph.slices import constant_slices
+from ..emit import integers
+from .axes import REDUCTIONS
+from .cut import price_of
+from .fuse_pool import POOL_RULES, over_all_pixels
+from .plan import Layouts, Plan, to_last
 
 Edit = Callable[[gs.Node], None]
 """Changes a copy of the node that reads the permuted inputs."""

@@ -19,14 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import is_disputed
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.slices import constant_slices
-from ortplugin.passes.driver import Applied, Outcome, RulePass
-from ortplugin.passes.emit import emit, integers, reshape
-from ortplugin.passes.layout.row_order import MOVERS, ORDER, VIEWS, Steps, steps_to
-from ortplugin.program import FLOATING
+from ...graph import Scope, is_disputed, labelled, optional_input
+from ...graph.slices import constant_slices
+from ...program import FLOATING
+from ..driver import Applied, Outcome, RulePass
+from ..emit import emit, integers, reshape
+from .row_order import MOVERS, ORDER, VIEWS, Steps, steps_to
 
 STEPS = (*VIEWS, *MOVERS, "Pad")
 ELEMENTS = 1 << 23  # of a tensor on the way, at most

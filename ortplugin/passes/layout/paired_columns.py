@@ -15,16 +15,13 @@ step must be even. So begin VGG and U-Net. With a Transpose before it cuDNN take
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.ops.conv import NAME
-from ortplugin.passes.conv.fused import OWN_INPUTS, conv_node
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import integers
-from ortplugin.program import parse
-from ortplugin.target import ENGINES
+from ...graph import DOMAIN, ELEMENTS, Scope, labelled
+from ...ops.conv import NAME
+from ...program import parse
+from ...target import ENGINES
+from ..conv.fused import OWN_INPUTS, conv_node
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import integers
 
 MOST_FILTERS = ENGINES["stem_most_filters"] // 2
 

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Dim, Shape
-from ortplugin.passes.emit import integers, unsqueeze
+from ...arrays import Array
+from ...graph import ELEMENTS, Dim, Scope, Shape
+from ..emit import integers, unsqueeze
 
 Edit = Callable[["Layouts", gs.Node], None]
 """Changes a node, whose inputs in Plan.reads have channels last already, but for its outputs."""

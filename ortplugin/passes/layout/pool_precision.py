@@ -7,10 +7,8 @@ It accumulates in float whatever its dtype, so that both round once, at the end:
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ...graph import DOMAIN, Scope, labelled
+from ..driver import Applied, Missed, Outcome, RulePass
 
 HALF = ("float16", "bfloat16")
 

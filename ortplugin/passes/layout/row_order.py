@@ -21,13 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.disputed import is_disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.slices import constant_slices
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import emit, integers, reshape
-from ortplugin.program import FLOATING
+from ...arrays import Array
+from ...graph import Scope, is_disputed
+from ...graph.slices import constant_slices
+from ...program import FLOATING
+from ..driver import Applied, Missed, Outcome, RulePass, replaced
+from ..emit import emit, integers, reshape
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 MOVERS = ("Concat", "Gather", "Slice", "Transpose")

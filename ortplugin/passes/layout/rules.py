@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.ops.layer_norm import NAME as NORM
-from ortplugin.ops.layer_norm.reference import axes_of
-from ortplugin.passes.conv.fused import OWN_INPUTS, is_channels_last, is_fused_conv
-from ortplugin.passes.layout.axes import AXIS_RULES, split_operands
-from ortplugin.passes.layout.blocks import BLOCK_RULES
-from ortplugin.passes.layout.conv_grad import CONV_GRAD_RULES
-from ortplugin.passes.layout.fuse_pool import POOL_RULES
-from ortplugin.passes.layout.plan import Layouts, Plan, Rule, axis_last
-from ortplugin.passes.layout.views import VIEW_RULES
-from ortplugin.passes.norm.fused import Over, over_axes
-from ortplugin.program import ProgramError, Statement, parse
+from ...graph import DOMAIN, Scope, is_pointwise
+from ...ops.layer_norm import NAME as NORM
+from ...ops.layer_norm.reference import axes_of
+from ...program import ProgramError, Statement, parse
+from ..conv.fused import OWN_INPUTS, is_channels_last, is_fused_conv
+from ..norm.fused import Over, over_axes
+from .axes import AXIS_RULES, split_operands
+from .blocks import BLOCK_RULES
+from .conv_grad import CONV_GRAD_RULES
+from .fuse_pool import POOL_RULES
+from .plan import Layouts, Plan, Rule, axis_last
+from .views import VIEW_RULES
 
 # Those of ONNX Runtime whose second input is a bias for the last axis.
 BIASED = ("com.microsoft::BiasGelu", "com.microsoft::FastGelu", "com.microsoft::BiasAdd")

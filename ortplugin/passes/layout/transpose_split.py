@@ -14,11 +14,9 @@ What is read by others, too, stays, and the new chain stands beside it, if fewer
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import is_disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Outcome
-from ortplugin.passes.layout.movement import VIEWS, Form, Movement, lengths
+from ...graph import Scope, is_disputed, labelled
+from ..driver import Applied, Outcome
+from .movement import VIEWS, Form, Movement, lengths
 
 FAR = 16  # steps that are looked at
 MOVERS = ("Transpose", "Slice")

@@ -7,15 +7,12 @@ And a view of a view becomes one Reshape.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import is_disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.shapes import Shape
-from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of, replaced
-from ortplugin.passes.emit import integers
-from ortplugin.passes.layout.movement import VIEWS, lengths
-from ortplugin.passes.layout.transpose_split import shorten
-from ortplugin.program import FLOATING
+from ...graph import Scope, Shape, is_disputed, labelled
+from ...program import FLOATING
+from ..driver import Applied, Outcome, RulePass, first_of, replaced
+from ..emit import integers
+from .movement import VIEWS, lengths
+from .transpose_split import shorten
 
 
 def merge(scope: Scope, node: gs.Node) -> Outcome:

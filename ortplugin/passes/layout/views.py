@@ -2,11 +2,10 @@
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Shape, element_count
-from ortplugin.passes.emit import integers
-from ortplugin.passes.layout.axes import with_axes
-from ortplugin.passes.layout.plan import Edit, Layouts, Plan, Rule, axis_last, is_vector, to_last
+from ...graph import Scope, Shape, element_count
+from ..emit import integers
+from .axes import with_axes
+from .plan import Edit, Layouts, Plan, Rule, axis_last, is_vector, to_last
 
 
 def _unchanged(layouts: Layouts, node: gs.Node) -> None:

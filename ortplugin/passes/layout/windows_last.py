@@ -13,15 +13,13 @@ import math
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.conv.allow_tf32 import has_tensor_cores
-from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
-from ortplugin.passes.driver import Outcome, RulePass, replaced
-from ortplugin.passes.emit import emit, integers
-from ortplugin.passes.layout.fuse_pool import KINDS
-from ortplugin.passes.layout.plan import shape_last, to_first
+from ...graph import DOMAIN, Scope, is_pointwise
+from ..conv.allow_tf32 import has_tensor_cores
+from ..conv.fused import conv_dtype, is_channels_last, is_fused_conv
+from ..driver import Outcome, RulePass, replaced
+from ..emit import emit, integers
+from .fuse_pool import KINDS
+from .plan import shape_last, to_first
 
 FAR = 16  # operators between the windows and a convolution, at most
 

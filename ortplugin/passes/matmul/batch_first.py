@@ -19,12 +19,10 @@ import re
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
-from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
-from ortplugin.passes.matmul.matmul_views import is_row
+from ...graph import DOMAIN, Scope, labelled
+from ..driver import Applied, Outcome, RulePass, first_of
+from .fused import OWN_INPUTS, is_product
+from .matmul_views import is_row
 
 ATTENTION = f"{DOMAIN}::FusedAttention"
 OPERANDS = ("q_layout", "k_layout", "v_layout")

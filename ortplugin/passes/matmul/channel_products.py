@@ -8,17 +8,14 @@ gMLP, and attention's heads in CaiT. What is pointwise behind it is drawn in the
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.shapes import Shape, show
-from ortplugin.passes.conv.fused import conv_dtype, conv_node
-from ortplugin.passes.conv.planes import has_engine
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import reshape
-from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
-from ortplugin.passes.matmul.matmul_views import is_row
-from ortplugin.program import parse
+from ...graph import ELEMENTS, Scope, Shape, labelled, show
+from ...program import parse
+from ..conv.fused import conv_dtype, conv_node
+from ..conv.planes import has_engine
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import reshape
+from .fused import OWN_INPUTS, is_product
+from .matmul_views import is_row
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:

@@ -22,22 +22,18 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.lengths import same_length
-from ortplugin.graph.shapes import show
-from ortplugin.ops.lstm import DIRECTIONS, FAST_HIDDEN, FAST_HIDDEN_TF32, GATES, NAME
-from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.conv.fused import biased
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of
-from ortplugin.passes.emit import integers
-from ortplugin.passes.matmul.batch_first import only_reader
-from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product, product_node
-from ortplugin.passes.matmul.matmul_to_fused import VECTOR
-from ortplugin.passes.matmul.matmul_views import is_row
+from ...arrays import Array
+from ...graph import DOMAIN, ELEMENTS, Scope, labelled, show
+from ...graph.lengths import same_length
+from ...ops.lstm import DIRECTIONS, FAST_HIDDEN, FAST_HIDDEN_TF32, GATES, NAME
+from ..conditions import unknown_rank, unsupported
+from ..conv.fused import biased
+from ..driver import Applied, Missed, Outcome, RulePass, first_of
+from ..emit import integers
+from .batch_first import only_reader
+from .fused import OWN_INPUTS, is_product, product_node
+from .matmul_to_fused import VECTOR
+from .matmul_views import is_row
 
 DTYPES = ("float16", "bfloat16")
 FUSED = f"{DOMAIN}::{NAME}"

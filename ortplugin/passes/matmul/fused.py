@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.ops.matmul import NAME
-from ortplugin.passes.absorb import Core
-from ortplugin.program import Program
+from ...graph import DOMAIN, Scope
+from ...ops.matmul import NAME
+from ...program import Program
+from ..absorb import Core
 
 OWN_INPUTS = 2  # A and B; the others are the program's
 

@@ -11,18 +11,16 @@ reads in the norm. Where two products meet in an Add, the later one takes it, wh
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.lengths import same_lengths
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.ops.layer_norm import NAME as FUSED_LAYER_NORM
-from ortplugin.ops.pointwise import NAME as FUSED_POINTWISE
-from ortplugin.ops.sum_to import NAME as FUSED_SUM_TO
-from ortplugin.passes.absorb import Chain, chain_of, drawn
-from ortplugin.passes.chain_pass import ChainPass
-from ortplugin.passes.matmul.fused import MATMUL, is_product
-from ortplugin.passes.members import Member, compose
-from ortplugin.program import MAX_RESULTS
+from ...graph import DOMAIN, Scope, is_pointwise
+from ...graph.lengths import same_lengths
+from ...ops.layer_norm import NAME as FUSED_LAYER_NORM
+from ...ops.pointwise import NAME as FUSED_POINTWISE
+from ...ops.sum_to import NAME as FUSED_SUM_TO
+from ...program import MAX_RESULTS
+from ..absorb import Chain, chain_of, drawn
+from ..chain_pass import ChainPass
+from ..members import Member, compose
+from .fused import MATMUL, is_product
 
 
 def _draw(scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> gs.Node:

@@ -8,14 +8,14 @@ rows, the node runs the two kernels that it was made of.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import show
-from ortplugin.ops.layer_norm import NAME as NORM
-from ortplugin.ops.matmul.norm import NAME
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.matmul.fused import is_product
-from ortplugin.program import ProgramError, parse
+from ...graph.domains import DOMAIN
+from ...graph.facts import Scope
+from ...graph.shapes import show
+from ...ops.layer_norm import NAME as NORM
+from ...ops.matmul.norm import NAME
+from ...program import ProgramError, parse
+from ..driver import Missed, Outcome, RulePass, replaced
+from .fused import is_product
 
 DTYPES = ("float16", "bfloat16", "float")
 GRAIN, WIDEST = 32, 2048  # columns: of a block a multiple of the one, of a cluster up to the other

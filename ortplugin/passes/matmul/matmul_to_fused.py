@@ -16,19 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.constant_values import constant_values
-from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import show
-from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.conv.fused import conv_dtype
-from ortplugin.passes.conv.weights import COPY_BYTES
-from ortplugin.passes.matmul.fused import product_node
-from ortplugin.program import Operand, Parameter, Program, Statement
-from ortplugin.target import DEFAULT
+from ...arrays import Array
+from ...graph import ELEMENTS, Scope, label, scopes, show
+from ...graph.constant_values import constant_values
+from ...program import Operand, Parameter, Program, Statement
+from ...target import DEFAULT
+from ..base import Change, NearMiss, PassResult
+from ..conditions import unknown_rank, unsupported
+from ..conv.fused import conv_dtype
+from ..conv.weights import COPY_BYTES
+from .fused import product_node
 
 # Of double there is no faster engine than ONNX Runtime's.
 DTYPES = ("float16", "bfloat16")

@@ -9,13 +9,12 @@ there is something to draw in, x is reshaped to them.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.extents import extents
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.lengths import same_length
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import emit, integers
-from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
+from ...graph import Scope, is_pointwise
+from ...graph.extents import extents
+from ...graph.lengths import same_length
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import emit, integers
+from .fused import OWN_INPUTS, is_product
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
@@ -85,8 +84,9 @@ def _reshaped(scope: Scope, node: gs.Node, view: gs.Node, x: gs.Tensor) -> gs.Te
     return emit(scope, view, "Reshape", [source, integers(scope, dims, "shape")], goal)
   if extents(scope, shape) is None or scope.depends_on(shape, node):
     return None
-  lead = emit(scope, view, "Slice", [shape, *(integers(scope, [n], "to") for n in (0, len(goal) - 1))],
-              (len(goal) - 1,))  # fmt: skip
+  lead = emit(
+    scope, view, "Slice", [shape, *(integers(scope, [n], "to") for n in (0, len(goal) - 1))], (len(goal) - 1,)
+  )
   dims = emit(scope, view, "Concat", [lead, integers(scope, [k], "width")], (len(goal),), axis=0)
   return emit(scope, view, "Reshape", [a, dims], goal)
 

@@ -13,16 +13,13 @@ long. Of short sums, as Swin's 4 x 4 x 3, our convolution `stem` is as fast.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import show
-from ortplugin.passes.conv.fused import is_fused_conv
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import emit, integers
-from ortplugin.passes.matmul.fused import product_node
-from ortplugin.passes.matmul.matmul_to_fused import DTYPES, TF32
-from ortplugin.program import parse
+from ...graph import ELEMENTS, Scope, attached, show
+from ...program import parse
+from ..conv.fused import is_fused_conv
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import emit, integers
+from .fused import product_node
+from .matmul_to_fused import DTYPES, TF32
 
 LONG = 256  # C p q, from which a product is worth the Transpose
 

@@ -10,12 +10,9 @@ x is read twice, but nothing is copied, and what follows a part becomes its prod
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
+from ...graph import DOMAIN, ELEMENTS, Scope, labelled
+from ..driver import Applied, Missed, Outcome, RulePass
+from .fused import OWN_INPUTS, is_product
 
 GRAIN = 8  # columns: whole 16 bytes
 

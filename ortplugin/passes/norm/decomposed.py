@@ -6,13 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.pattern import Match
-from ortplugin.graph.shapes import show
-from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.norm.fused import WIDTH, Norm, core_dtype, fused_node, over_axes
-from ortplugin.program import FLOATING
+from ...graph import Scope, label, show
+from ...graph.pattern import Match
+from ...program import FLOATING
+from ..conditions import unknown_rank, unsupported
+from .fused import WIDTH, Norm, core_dtype, fused_node, over_axes
 
 
 def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Shape, element_count, show
-from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of, replaced
-from ortplugin.passes.emit import MOVED_ELEMENTS, unsqueeze
-from ortplugin.passes.norm.decomposed import floating
-from ortplugin.passes.norm.fused import Norm, Over, fused_node
+from ...graph import Scope, Shape, element_count, show
+from ..conditions import unknown_rank, unsupported
+from ..driver import Applied, Missed, Outcome, RulePass, first_of, replaced
+from ..emit import MOVED_ELEMENTS, unsqueeze
+from .decomposed import floating
+from .fused import Norm, Over, fused_node
 
 CORE = "LayerNormalization"
 OPERATORS = ("InstanceNormalization", "GroupNormalization")

@@ -13,14 +13,12 @@ from itertools import pairwise
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import element_count
-from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.norm.decomposed import mean_axes
-from ortplugin.passes.norm.fused import node_of
-from ortplugin.program import Parameter, Program, Statement
+from ...graph import Scope, element_count, label
+from ...program import Parameter, Program, Statement
+from ..conditions import unknown_rank, unsupported
+from ..driver import Missed, Outcome, RulePass, replaced
+from .decomposed import mean_axes
+from .fused import node_of
 
 
 def _first_axis(scope: Scope, norm: gs.Node, x: gs.Tensor) -> int | str:

@@ -9,11 +9,11 @@ operator LayerNormalization; ONNX Runtime's SkipLayerNormalization, which adds a
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
-from ortplugin.passes.driver import Outcome, PatternRewrite, RulePass, first_of
-from ortplugin.passes.norm.decomposed import check_decomposed, decomposed_norm
-from ortplugin.passes.norm.operator import fuse_operator
+from ...graph import Scope, optional_input
+from ...graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
+from ..driver import Outcome, PatternRewrite, RulePass, first_of
+from .decomposed import check_decomposed, decomposed_norm
+from .operator import fuse_operator
 
 CORE = "LayerNormalization"
 

@@ -8,12 +8,12 @@ SkipSimplifiedLayerNormalization, which adds a residual and a bias first.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
-from ortplugin.passes.driver import Outcome, PatternRewrite, RulePass, first_of
-from ortplugin.passes.norm.decomposed import check_decomposed, decomposed_norm
-from ortplugin.passes.norm.fuse_layer_norm import normalised
-from ortplugin.passes.norm.operator import fuse_operator
+from ...graph import Scope, optional_input
+from ...graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
+from ..driver import Outcome, PatternRewrite, RulePass, first_of
+from .decomposed import check_decomposed, decomposed_norm
+from .fuse_layer_norm import normalised
+from .operator import fuse_operator
 
 CORE = "RMSNormalization"
 WHOLE = ("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft::SimplifiedLayerNormalization")
@@ -52,9 +52,7 @@ FUSE_RMS_NORM = RulePass(
   name="fuse-rms-norm",
   summary="RMS normalisation, as one operator or many, becomes FusedLayerNorm",
   rule=first_of(
-    rms_normalization,
-    skip_simplified_layer_normalization,
-    PatternRewrite(pattern(), check_decomposed, rewrite),
+    rms_normalization, skip_simplified_layer_normalization, PatternRewrite(pattern(), check_decomposed, rewrite)
   ),
   keeps_constant_values=True,
 )

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.ops.layer_norm import NAME
-from ortplugin.passes.absorb import Core
-from ortplugin.passes.members import Member
-from ortplugin.passes.operands import merged_duplicates
-from ortplugin.program import FLOATING, Operand, Parameter, Program, Statement
+from ...graph import DOMAIN, Scope
+from ...ops.layer_norm import NAME
+from ...program import FLOATING, Operand, Parameter, Program, Statement
+from ..absorb import Core
+from ..members import Member
+from ..operands import merged_duplicates
 
 DTYPES = (*FLOATING, "bool")  # of a norm's program: its kernels read and write no integers
 WIDTH = {"float16": 1, "bfloat16": 1, "float": 2, "double": 3}

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.driver import RulePass
-from ortplugin.passes.members import Member, write_member
-from ortplugin.passes.norm.fused import DTYPES, NormCore
+from ...graph import Scope, is_pointwise
+from ..driver import RulePass
+from ..members import Member, write_member
+from .fused import DTYPES, NormCore
 
 HINTS = {"Mul": "gamma", "Add": "beta", "Sub": "beta", "PRelu": "slope", "Where": "condition"}
 

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
-from ortplugin.graph.shapes import Shape, show
-from ortplugin.passes.driver import RulePass
-from ortplugin.passes.members import Member, check_ranks, write_member
-from ortplugin.passes.norm.fused import DTYPES, NormCore
+from ...graph import NotPointwiseError, Scope, Shape, is_pointwise, show
+from ..driver import RulePass
+from ..members import Member, check_ranks, write_member
+from .fused import DTYPES, NormCore
 
 
 class _Prologue(NormCore):

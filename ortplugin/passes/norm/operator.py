@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import show
-from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.driver import Applied, Missed
-from ortplugin.passes.norm.decomposed import floating
-from ortplugin.passes.norm.fused import Norm, fused_node
+from ...graph import Scope, label, show
+from ..conditions import unknown_rank, unsupported
+from ..driver import Applied, Missed
+from .decomposed import floating
+from .fused import Norm, fused_node
 
 
 def fuse_operator(

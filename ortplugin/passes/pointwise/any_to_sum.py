@@ -12,13 +12,11 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import emit, integers
-from ortplugin.passes.pointwise.sums import axes_of_reduction
+from ...graph import NotPointwiseError, Scope, labelled
+from ..conditions import unsupported
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import emit, integers
+from .sums import axes_of_reduction
 
 REDUCTIONS = ("ReduceMax", "ReduceMin")
 FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL

@@ -20,7 +20,7 @@ LAUNCH_BYTES, WORK_BYTES and FREE are measurements of a GPU: `ortplugin.target` 
 
 from collections.abc import Iterable
 
-from ortplugin.target import DEFAULT
+from ...target import DEFAULT
 
 LAUNCH_BYTES = DEFAULT["launch_bytes"]
 WORK_BYTES = DEFAULT.limits["work_bytes"].value

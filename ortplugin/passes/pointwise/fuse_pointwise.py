@@ -12,19 +12,16 @@ of better operators, which have drawn in what they take.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.constant_values import constant_values
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
-from ortplugin.graph.shape_values import shape_values
-from ortplugin.ops.pointwise import NAME
-from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Missed
-from ortplugin.passes.members import Member, compose, member_of
-from ortplugin.passes.pointwise.sets import PointwiseSets
-from ortplugin.program import ProgramError
+from ...graph import DOMAIN, NotPointwiseError, Scope, is_pointwise, label, labelled, scopes
+from ...graph.constant_values import constant_values
+from ...graph.shape_values import shape_values
+from ...ops.pointwise import NAME
+from ...program import ProgramError
+from ..base import Change, NearMiss, PassResult
+from ..conditions import unsupported
+from ..driver import Missed
+from ..members import Member, compose, member_of
+from .sets import PointwiseSets
 
 
 class FusePointwise:

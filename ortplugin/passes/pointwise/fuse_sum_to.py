@@ -18,23 +18,20 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.constant_values import constant_values
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
-from ortplugin.graph.shape_values import shape_values
-from ortplugin.graph.shapes import broadcast, element_count
-from ortplugin.ops.pointwise import NAME as POINTWISE
-from ortplugin.ops.sum_to import axes_of
-from ortplugin.passes.absorb import in_order, needed
-from ortplugin.passes.base import PassResult
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Missed, Outcome, RulePass
-from ortplugin.passes.members import Member, member_of
-from ortplugin.passes.pointwise.cost import too_dear, work
-from ortplugin.passes.pointwise.sets import tensor_bytes
-from ortplugin.passes.pointwise.sums import SumCore, is_spared, is_whole, totals_of
-from ortplugin.program import FLOATING
+from ...graph import DOMAIN, NotPointwiseError, Scope, broadcast, element_count, is_pointwise
+from ...graph.constant_values import constant_values
+from ...graph.shape_values import shape_values
+from ...ops.pointwise import NAME as POINTWISE
+from ...ops.sum_to import axes_of
+from ...program import FLOATING
+from ..absorb import in_order, needed
+from ..base import PassResult
+from ..conditions import unsupported
+from ..driver import Missed, Outcome, RulePass
+from ..members import Member, member_of
+from .cost import too_dear, work
+from .sets import tensor_bytes
+from .sums import SumCore, is_spared, is_whole, totals_of
 
 
 class FuseSumTo:

@@ -10,14 +10,12 @@ product of matrices. So do Casts and whatever has no floating-point result.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.constant_values import constant_values
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.shape_values import shape_values
-from ortplugin.graph.shapes import element_count
-from ortplugin.passes.base import Change, PassResult
-from ortplugin.passes.pointwise.fuse_pointwise import find_members, fuse
-from ortplugin.program import FLOATING
+from ...graph import DOMAIN, Scope, element_count, scopes
+from ...graph.constant_values import constant_values
+from ...graph.shape_values import shape_values
+from ...program import FLOATING
+from ..base import Change, PassResult
+from .fuse_pointwise import find_members, fuse
 
 PRODUCTS = ("MatMul", "Gemm", "com.microsoft::FusedMatMul")
 

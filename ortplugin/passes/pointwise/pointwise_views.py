@@ -14,12 +14,9 @@ Transposes and Slices stay: they move data.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.graph.shapes import Shape, show
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of
-from ortplugin.program import OPERATORS
+from ...graph import Scope, Shape, is_pointwise, label, labelled, show
+from ...program import OPERATORS
+from ..driver import Applied, Missed, Outcome, RulePass, first_of
 
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 

@@ -7,19 +7,13 @@ from itertools import pairwise
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.merging import Merging
-from ortplugin.graph.order import tensors_read
-from ortplugin.graph.shapes import element_count, show
-from ortplugin.passes.driver import Missed
-from ortplugin.passes.members import Member
-from ortplugin.passes.pointwise.cost import too_dear, work
-from ortplugin.program import (
-  MAX_CHARACTERS,
-  MAX_PARAMETERS,
-  MAX_RESULTS,
-  MAX_STATEMENTS,
-)
+from ...graph import Scope, element_count, show
+from ...graph.merging import Merging
+from ...graph.order import tensors_read
+from ...program import MAX_CHARACTERS, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS
+from ..driver import Missed
+from ..members import Member
+from .cost import too_dear, work
 
 
 @dataclass

@@ -12,20 +12,16 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.constant_values import constant_values
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.graph.shape_values import shape_values
-from ortplugin.graph.shapes import Shape, element_count
-from ortplugin.ops.sum_to import NAME
-from ortplugin.passes.base import PassResult
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import emit
-from ortplugin.passes.pointwise.sums import axes_of_reduction
-from ortplugin.program import Parameter, Program, Statement
+from ...graph import DOMAIN, NotPointwiseError, Scope, Shape, element_count, labelled
+from ...graph.constant_values import constant_values
+from ...graph.shape_values import shape_values
+from ...ops.sum_to import NAME
+from ...program import Parameter, Program, Statement
+from ..base import PassResult
+from ..conditions import unsupported
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import emit
+from .sums import axes_of_reduction
 
 REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL2")
 DTYPES = ("float16", "bfloat16", "float")

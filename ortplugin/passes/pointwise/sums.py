@@ -4,15 +4,11 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.graph.shapes import broadcast, equal
-from ortplugin.ops.sum_to import NAME, sum_of, why_no_sum
-from ortplugin.passes.absorb import Core
-from ortplugin.passes.members import Member, check_ranks
-from ortplugin.program import FLOATING, MAX_SUM_AXIS, Parameter, Program, Statement
+from ...graph import DOMAIN, NotPointwiseError, Scope, broadcast, equal, label
+from ...ops.sum_to import NAME, sum_of, why_no_sum
+from ...program import FLOATING, MAX_SUM_AXIS, Parameter, Program, Statement
+from ..absorb import Core
+from ..members import Member, check_ranks
 
 
 class SumCore(Core):

@@ -11,14 +11,13 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.columns import INDEX_ELEMENTS, Column
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.progression import progression
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import reshape, unsqueeze
-from ortplugin.passes.scatter.node import ScatterNode, columns_of, read_scatter
-from ortplugin.passes.scatter.unique import is_unique
+from ...graph import DOMAIN, Scope
+from ...graph.columns import INDEX_ELEMENTS, Column
+from ...graph.progression import progression
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import reshape, unsqueeze
+from .node import ScatterNode, columns_of, read_scatter
+from .unique import is_unique
 
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:
@@ -36,11 +35,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
       indices = _on_axis(scope, node, one[1], one[0], scatter.rank)
   if scatter.ours and indices is scatter.indices:
     return None
-  attributes = {
-    **node.attrs,
-    **({} if axis is None else {"axis": axis}),
-    **({"unique": 1} if unique else {}),
-  }
+  attributes = {**node.attrs, **({} if axis is None else {"axis": axis}), **({"unique": 1} if unique else {})}
   if scatter.reduction == "none":
     attributes.pop("reduction", None)
   new = gs.Node(op, node.name, attributes, [scatter.data, indices, scatter.updates], [], DOMAIN)

@@ -8,11 +8,10 @@ A mask over the first axes of x gets the others as axes of length 1.
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.extents import extent
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import element_count, show
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import reshape, unsqueeze
+from ...graph import Scope, element_count, show
+from ...graph.extents import extent
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import reshape, unsqueeze
 
 REPEATS = ("Expand", "Reshape", "Tile", "Unsqueeze", "Squeeze", "Identity")
 SCATTERS = ("ScatterND", "ortplugin::ScatterND")
@@ -79,7 +78,5 @@ def _smaller(scope: Scope, mask: gs.Tensor) -> gs.Tensor:
 
 
 MASKED_FILL = RulePass(
-  name="masked-fill",
-  summary="one value scattered to where a mask is true becomes a Where",
-  rule=fill,
+  name="masked-fill", summary="one value scattered to where a mask is true becomes a Where", rule=fill
 )

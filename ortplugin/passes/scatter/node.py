@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.columns import Column, columns, trace
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Shape, element_count, show
-from ortplugin.ops.decompose import MINIMUM_OPSET
-from ortplugin.ops.scatter import ARITHMETIC, DTYPES
-from ortplugin.passes.conditions import unknown_rank
-from ortplugin.passes.driver import Missed
+from ...graph import Scope, Shape, element_count, show
+from ...graph.columns import Column, columns, trace
+from ...ops.decompose import MINIMUM_OPSET
+from ...ops.scatter import ARITHMETIC, DTYPES
+from ..conditions import unknown_rank
+from ..driver import Missed
 
 # The operator, whether it indexes along one axis (else by tuples), whether it is ours.
 KINDS = {

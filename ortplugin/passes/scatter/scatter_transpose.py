@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import reshape, transpose
+from ...graph import DOMAIN, Scope, label, labelled
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import reshape, transpose
 
 SCATTERS = ("ortplugin::UpdateSlice", "ortplugin::ScatterElements", "ortplugin::ScatterND")
 
@@ -79,7 +77,5 @@ def _untransposed(
 
 
 SCATTER_TRANSPOSE = RulePass(
-  name="scatter-transpose",
-  summary="scatters between Transposes work on the data as it is",
-  rule=untranspose,
+  name="scatter-transpose", summary="scatters between Transposes work on the data as it is", rule=untranspose
 )

@@ -3,11 +3,11 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.columns import INDEX_ELEMENTS, Vector, columns, trace
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.progression import progression
-from ortplugin.passes.scatter.node import ScatterNode, grid
+from ...arrays import Array
+from ...graph import Scope
+from ...graph.columns import INDEX_ELEMENTS, Vector, columns, trace
+from ...graph.progression import progression
+from .node import ScatterNode, grid
 
 REARRANGE = ("Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.columns import Column
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.extents import extent
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.progression import Progression, progression
-from ortplugin.graph.shapes import Dim
-from ortplugin.ops.decompose import MINIMUM_OPSET
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import starts_of, unsqueeze
-from ortplugin.passes.scatter.node import ScatterNode, columns_of, grid, read_scatter
+from ...graph import DOMAIN, Dim, Scope
+from ...graph.columns import Column
+from ...graph.extents import extent
+from ...graph.progression import Progression, progression
+from ...ops.decompose import MINIMUM_OPSET
+from ..driver import Applied, Missed, Outcome, RulePass, replaced
+from ..emit import starts_of, unsqueeze
+from .node import ScatterNode, columns_of, grid, read_scatter
 
 
 @dataclass(frozen=True)

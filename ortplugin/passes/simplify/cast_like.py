@@ -3,9 +3,8 @@
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ...graph import Scope, labelled
+from ..driver import Applied, Missed, Outcome, RulePass
 
 
 def rename(scope: Scope, node: gs.Node) -> Outcome:

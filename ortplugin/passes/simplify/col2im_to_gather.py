@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import emit, integers
+from ...graph import Scope
+from ...graph.disputed import disputed
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import emit, integers
 
 MOST = 8  # columns that add to a pixel
 PIXELS = 1 << 18

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.convert import node_proto
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Outcome, RulePass
-from ortplugin.passes.simplify.determinism import is_random
+from ...graph import Scope, labelled
+from ...graph.convert import node_proto
+from ..driver import Applied, Outcome, RulePass
+from .determinism import is_random
 
 ELEMENTS = 1 << 20  # constants of up to so many elements are compared: biases and masks, which folding copied
 

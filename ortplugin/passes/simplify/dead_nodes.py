@@ -2,10 +2,9 @@
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Applied, Outcome, RulePass
-from ortplugin.passes.simplify.determinism import is_random
+from ...graph import Scope, label
+from ..driver import Applied, Outcome, RulePass
+from .determinism import is_random
 
 # Operators of other domains may do more than compute their outputs.
 DOMAINS = ("com.microsoft", "ortplugin")

@@ -8,11 +8,9 @@ A Cast of such a number to an integer is not defined, so that folding leaves it,
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ...arrays import Array
+from ...graph import Scope, is_pointwise, labelled
+from ..driver import Applied, Outcome, RulePass
 
 ELEMENTS = 1 << 22  # of constants that are looked at
 FAR = 16  # operators between a Cast and the Where

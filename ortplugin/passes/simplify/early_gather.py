@@ -18,15 +18,13 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.pointwise import is_symmetric
-from ortplugin.ops.layer_norm.reference import axes_of
-from ortplugin.passes.driver import Applied, Outcome, RulePass
-from ortplugin.passes.emit import emit, integers
-from ortplugin.program import ProgramError, parse
+from ...graph import DOMAIN, Scope, labelled
+from ...graph.disputed import disputed
+from ...graph.pointwise import is_symmetric
+from ...ops.layer_norm.reference import axes_of
+from ...program import ProgramError, parse
+from ..driver import Applied, Outcome, RulePass
+from ..emit import emit, integers
 
 NORM = f"{DOMAIN}::FusedLayerNorm"
 HEAVY = ("MatMul", "Gemm", NORM)

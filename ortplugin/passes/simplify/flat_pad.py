@@ -14,11 +14,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import is_disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Dim, element_count
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import emit, integers
+from ...graph import Dim, Scope, element_count, is_disputed
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import emit, integers
 
 DTYPES = ("float16", "float", "double", "bool")  # of the CUDA provider's Pad
 SMALL = 1 << 14  # elements, which take the slow kernel 2 us

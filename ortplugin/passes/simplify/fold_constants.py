@@ -17,15 +17,12 @@ import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from ortplugin.arrays import Array
-from ortplugin.graph.convert import attached, node_proto, type_of
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.inference import infer_shapes
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.shapes import Shape, element_count
-from ortplugin.ops.scatter.reference import update_slice
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ...arrays import Array
+from ...graph import DOMAIN, Scope, Shape, attached, element_count, label, labelled
+from ...graph.convert import node_proto, type_of
+from ...graph.inference import infer_shapes
+from ...ops.scatter.reference import update_slice
+from ..driver import Applied, Outcome, RulePass
 
 GROWTH_BYTES = 1 << 20  # one node may add so much to the model, beyond the constants that it replaces
 TOTAL_BYTES = 1 << 26  # all folded constants of a graph together
@@ -212,8 +209,10 @@ def _update_slice(node: gs.Node, data: Array, updates: Array, starts: Array) -> 
 
 
 _OWN: dict[str, Callable[..., Array]] = {
-    "Unsqueeze": _unsqueeze, "GatherElements": _gather_elements, UPDATE_SLICE: _update_slice,
-}  # fmt: skip
+  "Unsqueeze": _unsqueeze,
+  "GatherElements": _gather_elements,
+  UPDATE_SLICE: _update_slice,
+}
 """What is not left to onnx's evaluator: from the node and its inputs the output."""
 
 FOLD_CONSTANTS = RulePass("fold-constants", "nodes of constants are computed, within a budget", fold)

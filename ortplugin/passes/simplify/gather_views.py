@@ -8,12 +8,11 @@ import math
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.disputed import disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import element_count
-from ortplugin.passes.driver import Outcome, RulePass, replaced
-from ortplugin.passes.emit import integers
+from ...arrays import Array
+from ...graph import Scope, element_count
+from ...graph.disputed import disputed
+from ..driver import Outcome, RulePass, replaced
+from ..emit import integers
 
 INDICES = 1 << 20  # that are looked at
 

@@ -6,11 +6,9 @@ both branches could give has no known shape, so that nothing behind such an If c
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.convert import all_graphs, attached, type_of
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import Shape
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ...graph import Scope, Shape, attached, label
+from ...graph.convert import all_graphs, type_of
+from ..driver import Applied, Outcome, RulePass
 
 
 def inline(scope: Scope, node: gs.Node) -> Outcome:

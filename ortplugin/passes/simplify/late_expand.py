@@ -18,13 +18,10 @@ expands no bfloat16: behind a Cast to it an Expand goes only on its way to the n
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import is_disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.pointwise import is_symmetric
-from ortplugin.graph.shapes import broadcast, element_count, equal
-from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of, replaced
-from ortplugin.passes.emit import integers, transpose, unsqueeze
+from ...graph import Scope, broadcast, element_count, equal, is_disputed, label, labelled
+from ...graph.pointwise import is_symmetric
+from ..driver import Applied, Outcome, RulePass, first_of, replaced
+from ..emit import integers, transpose, unsqueeze
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 

@@ -7,9 +7,9 @@ BoTNet's attention reads K and V from the projection itself; only the positions 
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.passes.driver import Outcome, RulePass, replaced
-from ortplugin.passes.emit import integers
+from ...graph import Scope
+from ..driver import Outcome, RulePass, replaced
+from ..emit import integers
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:

@@ -9,10 +9,9 @@ its value is the first input: as many bytes are moved as before. Else the parts 
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Outcome, RulePass
-from ortplugin.passes.emit import emit
+from ...graph import Scope, labelled
+from ..driver import Applied, Outcome, RulePass
+from ..emit import emit
 
 MOST_INPUTS = 32  # of onnxruntime/core/providers/cuda/tensor/concat.cc
 
@@ -28,8 +27,7 @@ def narrow(scope: Scope, node: gs.Node) -> Outcome:
   else:
     groups = [inputs[at : at + MOST_INPUTS] for at in range(0, len(inputs), MOST_INPUTS)]
     axis = int(node.attrs["axis"])
-    parts = [emit(scope, node, "Concat", group, None, axis=axis) if len(group) > 1 else group[0]
-             for group in groups]  # fmt: skip
+    parts = [emit(scope, node, "Concat", group, None, axis=axis) if len(group) > 1 else group[0] for group in groups]
   new = gs.Node("Concat", node.name, dict(node.attrs), parts)
   scope.replace([node], new, [node.outputs[0]])
   return Applied(labelled(node), new)

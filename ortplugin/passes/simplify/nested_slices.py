@@ -10,13 +10,10 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.extents import extent, unsqueezed_axes
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import Shape
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import integers, unsqueeze
+from ...graph import DOMAIN, Scope, Shape, label
+from ...graph.extents import extent, unsqueezed_axes
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import integers, unsqueeze
 
 Slices = dict[int, tuple[int, int]]  # axis: start, step
 
@@ -114,7 +111,5 @@ def _part(scope: Scope, node: gs.Node, missing: list[int]) -> Slices | None:
 
 
 NESTED_SLICES = RulePass(
-  name="nested-slices",
-  summary="an update of a slice of a slice becomes one update",
-  rule=flatten,
+  name="nested-slices", summary="an update of a slice of a slice becomes one update", rule=flatten
 )

@@ -12,13 +12,10 @@ Arithmetic such as x + 0 or x * 1 stays: it may broadcast, and x + 0 turns -0 in
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import equal
-from ortplugin.passes.driver import Applied, Outcome, RulePass
-from ortplugin.program.dtypes import holds
+from ...graph import DOMAIN, Scope, equal, label, optional_input
+from ...graph.disputed import disputed
+from ...program.dtypes import holds
+from ..driver import Applied, Outcome, RulePass
 
 UPDATE_SLICE = f"{DOMAIN}::UpdateSlice"
 END = 2**31 - 1  # from here on the end of a Slice is that of the tensor, as exporters write it

@@ -9,12 +9,10 @@ BERT has one token type where it is not told them. The rows of the table are a c
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.pointwise import is_symmetric
-from ortplugin.graph.shapes import Shape, broadcast, equal
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of
+from ...arrays import Array
+from ...graph import Scope, Shape, broadcast, equal, label, labelled
+from ...graph.pointwise import is_symmetric
+from ..driver import Applied, Missed, Outcome, RulePass, first_of
 
 ELEMENTS = 1 << 22  # of constants that are looked at
 

@@ -4,10 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import Dim, element_count
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ...graph import Dim, Scope, element_count, label
+from ..driver import Applied, Outcome, RulePass
 
 
 def compute(scope: Scope, node: gs.Node) -> Outcome:

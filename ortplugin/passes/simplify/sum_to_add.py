@@ -5,9 +5,8 @@ A Sum of three or more stays: it may round once where a chain of Adds rounds aft
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ...graph import Scope, labelled
+from ..driver import Applied, Outcome, RulePass
 
 NAMES = {1: "Identity", 2: "Add"}
 BROADCASTS = 7  # the opset from which on an Add broadcasts as NumPy does

@@ -9,12 +9,10 @@ What is not constant never becomes it: ONNX Runtime captures no model in a CUDA 
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.graph.shapes import element_count, equal
-from ortplugin.passes.driver import Applied, Outcome, RulePass
-from ortplugin.passes.emit import integers
+from ...graph import Scope, element_count, equal, labelled
+from ...graph.disputed import disputed
+from ..driver import Applied, Outcome, RulePass
+from ..emit import integers
 
 ELEMENTS = 1 << 22  # of a constant that are looked at
 

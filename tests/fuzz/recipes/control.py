@@ -20,8 +20,7 @@ def chain(g, x, prefix, others, count):
   return nodes
 
 
-def body(name, nodes, inputs, outputs,
-         constants=None):  # fmt: skip
+def body(name, nodes, inputs, outputs, constants=None):
   """A body."""
   return helper.make_graph(nodes, name, inputs, outputs, constants or [])
 
@@ -66,9 +65,11 @@ def loop(g):
   carried = f"{prefix}_carried"
   nodes = chain(g, carried, prefix, [x.name, carried], g.rng.randint(1, 3))
   nodes.append(helper.make_node("Identity", [f"{prefix}_on"], [f"{prefix}_goes_on"]))
-  inputs = [helper.make_tensor_value_info(f"{prefix}_i", TensorProto.INT64, []),
-            helper.make_tensor_value_info(f"{prefix}_on", TensorProto.BOOL, []),
-            typed(g, carried, x, list(x.shape))]  # fmt: skip
+  inputs = [
+    helper.make_tensor_value_info(f"{prefix}_i", TensorProto.INT64, []),
+    helper.make_tensor_value_info(f"{prefix}_on", TensorProto.BOOL, []),
+    typed(g, carried, x, list(x.shape)),
+  ]
   last = nodes[-2].output[0]
   outputs = [helper.make_tensor_value_info(f"{prefix}_goes_on", TensorProto.BOOL, []), typed(g, last, x)]
   made = [g.fresh()]
@@ -109,12 +110,16 @@ def sequences(g):
   name, made = g.fresh(), g.fresh()
   if g.chance(0.5):
     other = g.op("Neg", x)
-    nodes = [helper.make_node("SequenceConstruct", [x.name, other.name], [name]),
-             helper.make_node("ConcatFromSequence", [name], [made], axis=0)]  # fmt: skip
+    nodes = [
+      helper.make_node("SequenceConstruct", [x.name, other.name], [name]),
+      helper.make_node("ConcatFromSequence", [name], [made], axis=0),
+    ]
     return g.block(nodes, [x, other], [made])
   at = g.constant(0, INT)
-  nodes = [helper.make_node("SplitToSequence", [x.name], [name], axis=0),
-           helper.make_node("SequenceAt", [name, at.name], [made])]  # fmt: skip
+  nodes = [
+    helper.make_node("SplitToSequence", [x.name], [name], axis=0),
+    helper.make_node("SequenceAt", [name, at.name], [made]),
+  ]
   return g.block(nodes, [x, at], [made])
 
 

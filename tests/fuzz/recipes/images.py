@@ -165,8 +165,7 @@ def heads(g):
   """A detector's head: boxes with the coordinates last, as a sequence."""
   x = image(g, (4,))
   anchors = g.choice([1, 2, 3])
-  y = same_conv(g, x, anchors * 2, g.choice([1, 3]))
-  turned = g.op("Transpose", y, perm=[0, 2, 3, 1])
+  turned = g.op("Transpose", same_conv(g, x, anchors * 2, g.choice([1, 3])), perm=[0, 2, 3, 1])
   return g.op("Reshape", turned, g.ints([g.choice([0, x.shape[0]]), -1, 2]))
 
 

@@ -100,8 +100,9 @@ def conv_transpose(g):
 
 def pooled(g, x):
   """A pool of some kind."""
-  kind = g.choice(["MaxPool", "MaxPool", "AveragePool", "AveragePool", "LpPool", "GlobalAveragePool",
-                   "GlobalMaxPool", "GlobalLpPool"])  # fmt: skip
+  kind = g.choice(
+    ["MaxPool", "MaxPool", "AveragePool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"]
+  )
   if kind.startswith("Global"):
     return g.op(kind, x)
   attributes = window(g, x)

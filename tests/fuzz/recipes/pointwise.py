@@ -13,9 +13,15 @@ _UNARY = """
 UNARY = _UNARY.split()
 USUAL = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Exp", "Erf", "Sqrt", "Identity", "HardSwish", "Softplus"]
 ATTRIBUTES = {
-    "LeakyRelu": ("alpha",), "Elu": ("alpha",), "Celu": ("alpha",), "Selu": ("alpha", "gamma"),
-    "HardSigmoid": ("alpha", "beta"), "ThresholdedRelu": ("alpha",), "Shrink": ("bias", "lambd"), "Swish": ("alpha",),
-}  # fmt: skip
+  "LeakyRelu": ("alpha",),
+  "Elu": ("alpha",),
+  "Celu": ("alpha",),
+  "Selu": ("alpha", "gamma"),
+  "HardSigmoid": ("alpha", "beta"),
+  "ThresholdedRelu": ("alpha",),
+  "Shrink": ("bias", "lambd"),
+  "Swish": ("alpha",),
+}
 INTEGER_UNARY = ["Abs", "Neg", "Sign", "Relu", "Identity", "BitwiseNot"]
 ARITHMETIC = ["Add", "Sub", "Mul", "Div"]
 COMPARISONS = ["Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"]

@@ -43,8 +43,9 @@ def assign_slice(g):
     places = [place - size for place in places]
   shape = (*x.shape[:axis], len(places), *x.shape[axis + 1 :])
   if axis == 0 and g.opset >= 11 and g.chance(0.5):
-    return g.op("ScatterND", x, g.constant(np.asarray(places)[:, None], INT), updates_of(g, shape, x),
-                reduction=reduction_of(g))  # fmt: skip
+    return g.op(
+      "ScatterND", x, g.constant(np.asarray(places)[:, None], INT), updates_of(g, shape, x), reduction=reduction_of(g)
+    )
   grid = np.broadcast_to(np.asarray(places).reshape([-1 if i == axis else 1 for i in range(x.rank)]), shape)
   indices = g.constant(np.ascontiguousarray(grid), INT)
   op = "Scatter" if g.opset < 11 else "ScatterElements"
@@ -89,8 +90,7 @@ def scatter_rows(g):
   order = np.argsort(g.data.random([size if i == axis % x.rank else n for i, n in enumerate(along)]), axis=axis)
   indices = np.take(order, range(along[axis]), axis=axis)
   if g.chance(0.3):
-    indices = np.ascontiguousarray(np.broadcast_to(
-        np.arange(along[0]).reshape(-1, *[1] * (x.rank - 1)) % size, along))  # fmt: skip
+    indices = np.ascontiguousarray(np.broadcast_to(np.arange(along[0]).reshape(-1, *[1] * (x.rank - 1)) % size, along))
     if along[axis] > 1:
       raise UnfitError("one element would be written twice")
   given = g.input(np.asarray(indices, INT)) if g.chance(0.3) else g.constant(indices, INT)
@@ -144,8 +144,9 @@ def turned(g):
   perm = [1, 0, *range(2, x.rank)]
   first = g.op("Transpose", x, perm=perm)
   places = sorted(g.rng.sample(range(first.shape[0]), g.rng.randint(1, first.shape[0])))
-  made = g.op("ScatterND", first, g.constant(np.asarray(places)[:, None], INT),
-              updates_of(g, (len(places), *first.shape[1:]), x))  # fmt: skip
+  made = g.op(
+    "ScatterND", first, g.constant(np.asarray(places)[:, None], INT), updates_of(g, (len(places), *first.shape[1:]), x)
+  )
   return g.op("Transpose", made, perm=perm)
 
 

@@ -288,6 +288,5 @@ def biased(g):
   """Operators of ONNX Runtime's own that its optimizer writes."""
   x = g.pick(ranks=[3])
   if g.chance(0.5):
-    y = g.weights(x.shape[-1], g.dim())
-    return g.op("FusedMatMul", x, y, domain=CONTRIB, alpha=g.choice([None, 0.5]))
+    return g.op("FusedMatMul", x, g.weights(x.shape[-1], g.dim()), domain=CONTRIB, alpha=g.choice([None, 0.5]))
   return g.op("BiasGelu", x, g.weights(x.shape[-1]), domain=CONTRIB)

@@ -2,12 +2,10 @@
 
 import onnx
 import pytest
-from onnx_models import all_attributes
-from pass_helpers import assert_close, model, restore, run, run_pass, seeded
+from pass_helpers import all_attributes, assert_close, model, nodes_of, restore, run, run_pass, seeded
 
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 from ortplugin.passes.attention import attention_operators, core
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 # 2 images or texts, 5 rows, 7 columns where they differ from the rows, 4 heads of 8.
 SIZES = "b s (h d)"
@@ -45,8 +43,7 @@ def feeds(original, scale=1.0, rng=None, **lengths):
 
 def attributes(node):
   """Those of a fused node but for dtype and heads, texts as str and numbers rounded."""
-  values = all_attributes(node)
-  plain = {name: each.decode() if isinstance(each, bytes) else each for name, each in values.items()}
+  plain = {name: each.decode() if isinstance(each, bytes) else each for name, each in all_attributes(node).items()}
   return {
     name: round(each, 5) if isinstance(each, float) else each
     for name, each in plain.items()
@@ -56,7 +53,7 @@ def attributes(node):
 
 def attentions(optimized):
   """The fused nodes."""
-  return [node for node in optimized.graph.node if node.op_type == "FusedAttention"]
+  return nodes_of(optimized, "FusedAttention")
 
 
 def fused(original, *passes, into=None, given=None, **lengths):

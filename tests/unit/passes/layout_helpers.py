@@ -3,13 +3,12 @@
 import numpy as np
 from pass_helpers import model, operators, run_pass, run_same
 
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV
 
 VALUES = np.array([((7 * i) % 13 - 6) / 8 for i in range(144)])
 W = "float[4,4,3,3] w = {" + ", ".join(map(str, VALUES)) + "}"
 FP16 = "float16[4,4,3,3] w = {" + ", ".join(map(str, VALUES.astype(np.float16).view(np.uint16))) + "}"  # as bits
-SAME = "Conv<pads = [1, 1, 1, 1]>"
+SAME = "Conv<pads=[1,1,1,1]>"
 
 
 def constant(name, *shape):

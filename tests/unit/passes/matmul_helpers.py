@@ -2,8 +2,7 @@
 
 import numpy as np
 from onnx import numpy_helper
-from onnx_models import add_weights
-from pass_helpers import model
+from pass_helpers import add_weights, model
 
 DTYPE = np.dtype(np.float16)
 

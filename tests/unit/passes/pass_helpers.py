@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from ml_dtypes import bfloat16
-from onnx_models import annotated, parsed
+from onnx_models import add_weights, all_attributes, annotated, built, nodes_of, parametrize, parsed  # noqa: F401
 
 from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.export import export_model
@@ -24,6 +24,10 @@ def model(graph, opset=17, contrib=False, ir=8):
   return parsed(graph, opset, ir, domains=["com.microsoft"] if contrib else ())
 
 
+def _model_of(original):
+  return model(original) if isinstance(original, str) else original
+
+
 def _assert_no_strays(graph):
   """No tensor has a maker or a reader that is in no graph: scope.used_beyond would take it for one in a body."""
   nodes = [node for each in all_graphs(graph) for node in each.nodes]
@@ -33,15 +37,8 @@ def _assert_no_strays(graph):
     assert not strays, f"'{tensor.name}' has to do with {strays}, which the graph does not hold"
 
 
-def run_pass(
-  original,
-  *passes,
-  limit=None,
-  into=None,
-  program=None,
-  changes=None,
-):
-  """The model after the passes, and what they did together; each is checked to be idempotent.
+def run_pass(original, *passes, limit=None, into=None, program=None, changes=None):
+  """The model after the passes, and what they did together; each is checked to be idempotent. A text is a `model`.
 
   `into` are the operators that the model must have then, `program` the statements of its first fused node, `changes`
   how much there must have been to change.
@@ -49,6 +46,7 @@ def run_pass(
   Without a `limit` the passes are also run on the model with nodes named like their outputs, as converters from MXNet
   and Darknet write them: ONNX Runtime loads no model in which two nodes have one name.
   """
+  original = _model_of(original)
   if limit is None:
     _assert_names_stay_unique(original, passes)
   graph = annotated(original)
@@ -165,17 +163,10 @@ def run(model, feeds):
   options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
   options.log_severity_level = 3
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-  outputs = session.run(None, dict(feeds))
-  return outputs
+  return session.run(None, dict(feeds))
 
 
-def assert_same_outputs(
-  original,
-  optimized,
-  precision="",
-  rng=None,
-  **lengths,
-):
+def assert_same_outputs(original, optimized, precision="", rng=None, **lengths):
   """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
   feeds = random_feeds(original, rng or seeded(original), **lengths)
   for info, expected, found in zip(
@@ -196,18 +187,10 @@ def seeded(model):
 
 
 def run_same(
-  original,
-  *passes,
-  start=None,
-  precision="",
-  rng=None,
-  limit=None,
-  into=None,
-  program=None,
-  changes=None,
-  **lengths,
+  original, *passes, start=None, precision="", rng=None, limit=None, into=None, program=None, changes=None, **lengths
 ):
   """`run_pass`, on `start` if it is not the original, after which the original's outputs are the same."""
+  original = _model_of(original)
   optimized, result = run_pass(start or original, *passes, limit=limit, into=into, program=program, changes=changes)
   assert_same_outputs(original, optimized, precision, rng, **lengths)
   return optimized, result
@@ -231,6 +214,7 @@ def reasons(result):
 
 def assert_unchanged(original, passes, *fragments):
   """The passes change nothing, and each fragment is part of a near miss's reason; none are given: no near miss."""
+  original = _model_of(original)
   optimized, result = run_pass(original, *passes)
   assert not result.changes, result.changes
   assert optimized == original

@@ -5,7 +5,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
-from pass_helpers import assert_same_outputs, operators
+from pass_helpers import assert_same_outputs, operators, parametrize
 
 from ortplugin import optimize
 from ortplugin.errors import ModelError
@@ -15,8 +15,8 @@ from ortplugin.model.inline import inline_functions
 NORM = """<domain: "local", opset_import: ["" : 17, "local" : 1]>
 norm <eps: float = 0.5, axis> (x, w) => (y) {
   s = local.square(x)
-  m = ReduceMean<axes: ints = @axis, keepdims = 1>(s)
-  e = Constant<value_float: float = @eps>()
+  m = ReduceMean<axes: ints=@axis, keepdims=1>(s)
+  e = Constant<value_float: float=@eps>()
   v = Add(m, e)
   d = Sqrt(v)
   n = Div(x, d)
@@ -28,17 +28,16 @@ square (x) => (y) { y = Mul(x, x) }
 
 
 def model(nodes, functions, imports='"" : 17, "local" : 1'):
-  text = f"""<ir_version: 10, opset_import: [{imports}]>
+  return onnx.parser.parse_model(f"""<ir_version: 10, opset_import: [{imports}]>
     g (float[2,8] x, bool m) => (float[2,8] y) <float[8] w = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{ {nodes} }}
-    {functions}"""
-  return onnx.parser.parse_model(text)
+    {functions}""")
 
 
 def test_nested_calls_in_bodies_too():
   original = model(
-    """a = local.norm<eps = 0.25, axis = [-1]>(x, w)
-        b = local.norm<axis = [0]>(a, w)
-        y = If (m) <then_branch = t () => (float[2,8] r) { r = local.norm<axis = [-1]>(b, w) },
+    """a = local.norm<eps=0.25, axis=[-1]>(x, w)
+        b = local.norm<axis=[0]>(a, w)
+        y = If(m) <then_branch = t () => (float[2,8] r) { r = local.norm<axis=[-1]>(b, w) },
                     else_branch = e () => (float[2,8] s) { s = Neg(b) }>""",
     NORM,
   )
@@ -54,7 +53,7 @@ def test_nested_calls_in_bodies_too():
 
 def test_passes_see_their_operators():
   """A normalisation in a function, whose weights are the graph's, is fused with what the graph adds."""
-  original = model("a = local.norm<eps = 0.25, axis = [-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
+  original = model("a = local.norm<eps=0.25, axis=[-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
   optimized, report = optimize(original, verify=True)
   assert report.functions == {"local::norm": 1}
   assert report.fused
@@ -93,7 +92,7 @@ def test_versions_and_domains_of_functions():
 
 def test_inputs_that_a_call_leaves_out():
   original = model(
-    "l = Constant<value_float = 0.0>() a, b = local.both(x, l) c, d = local.both(b) y = Add(a, d)",
+    "l = Constant<value_float=0.0>() a, b = local.both(x, l) c, d = local.both(b) y = Add(a, d)",
     """<domain: "local", opset_import: ["" : 17]>
       both (x, low, high) => (y, z) { y = Clip(x, low, high) z = Neg(y) }""",
   )
@@ -107,7 +106,7 @@ STAYS = {
   "another version": (
     "a = local.odd(x) y = local.square(a)",
     """<domain: "local", opset_import: ["" : 17, "ai.onnx.ml" : 2, "local" : 1]>
-      odd (x) => (y) { z = local.square(x) y = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(z) }
+      odd (x) => (y) { z = local.square(x) y = ai.onnx.ml.Scaler<offset=[1.0], scale=[2.0]>(z) }
       <domain: "local", opset_import: ["" : 17]> square (x) => (y) { y = Mul(x, x) }""",
     OTHER,
     "the function 'local::odd' imports version 2 of the domain 'ai.onnx.ml', the model version 3",
@@ -129,14 +128,14 @@ STAYS = {
     """<domain: "local", opset_import: ["" : 17, "local" : 1]>
       outer <a> (x) => (y) { y = local.inner<e: float = @a>(x) }
       <domain: "local", opset_import: ["" : 17]>
-      inner <e: float = 0.5> (x) => (y) { y = LeakyRelu<alpha: float = @e>(x) }""",
+      inner <e: float = 0.5> (x) => (y) { y = LeakyRelu<alpha: float=@e>(x) }""",
     OTHER,
     "the function 'local::outer' passes on the attribute 'a', which calls may leave out",
   ),
 }
 
 
-@pytest.mark.parametrize("name", STAYS)
+@parametrize("name", STAYS)
 def test_near_misses(name):
   """All calls stay, and the model computes what it did."""
   nodes, functions, imports, reason = STAYS[name]
@@ -185,7 +184,7 @@ def test_names_that_a_model_describes_but_does_not_make():
 
 
 def test_functions_that_can_be_skipped():
-  original = model("a = local.norm<axis = [-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
+  original = model("a = local.norm<axis=[-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
   optimized, report = optimize(original, skip=["inline-functions"])
   assert not report.functions
   assert "norm" in operators(optimized)
@@ -206,8 +205,8 @@ CYCLE = """<domain: "local", opset_import: ["" : 17, "local" : 1]> f (x) => (y) 
 <domain: "local", opset_import: ["" : 17, "local" : 1]> g (x) => (y) { z = local.f(x) y = Neg(z) }"""
 
 
-@pytest.mark.parametrize(
-  ("original", "reason"),
+@parametrize(
+  "original, reason",
   [
     (shared(2, 40), "its local functions stand for [0-9]{13} nodes, more than 1048576: export"),
     (shared(1, 70), "its local functions call each other more than 64 deep"),
@@ -228,7 +227,7 @@ def test_many_small_functions():
   assert operators(result) == ["Neg"] * 1024
 
 
-@pytest.mark.parametrize("overridable", [False, True])
+@parametrize("overridable", [False, True])
 def test_large_weights_stay_where_they_are(overridable, rng):
   width = HEAVY // 4 + 8
   function = onnx.parser.parse_function(
@@ -239,8 +238,11 @@ def test_large_weights_stay_where_they_are(overridable, rng):
   weights = numpy_helper.from_array(rng.standard_normal(width, np.float32), "w")
   graph = helper.make_graph(
     [helper.make_node("scale", ["x", "w"], ["y"], "call", domain="local")],
-    "g", inputs, [value("y", 1, (1, width))], [weights],
-  )  # fmt: skip
+    "g",
+    inputs,
+    [value("y", 1, (1, width))],
+    [weights],
+  )
   imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
   original = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)
   result, calls, _ = inline_functions(original)

@@ -4,14 +4,9 @@ one."""
 import numpy as np
 import pytest
 from attention_helpers import attentions, attributes, graph, in_float  # noqa: F401, a fixture
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, operators, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, operators, parametrize, run_pass, run_same
 
-from ortplugin.passes.attention.attention_cache import ATTENTION_CACHE
-from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import ATTENTION_CACHE, ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
@@ -21,13 +16,13 @@ PASSES = (*FUSE, ATTENTION_CACHE, DEAD_NODES, ATTENTION_ROTARY, DEAD_NODES, MERG
 
 # Two texts, 4 heads of 8, 2 of K and V where they are shared, 3 new rows.
 HEADS = "bshd = {0,2,1,3}  shape = {2,3,-1,8}  "
-SPLIT = """three = {32,32,32}  q0, k0, v0 = Split<axis = -1> (x, three)  q1 = Reshape(q0, shape)
-  k1 = Reshape(k0, shape)  v1 = Reshape(v0, shape)  q = Transpose<perm = [0,2,1,3]> (q1)
-  k = Transpose<perm = [0,2,1,3]> (k1)  v = Transpose<perm = [0,2,1,3]> (v1)  """
-JOIN = "present_key = Concat<axis = -2> (past_key, k)  present_value = Concat<axis = 2> (past_value, v)  "
-ATTEND = """kt = Transpose<perm = [0,1,3,2]> (keys)  s = MatMul(q, kt)  c = float {0.4}
-  scaled = Mul(s, c)  p = Softmax<axis = -1> (scaled)  o = MatMul(p, values)
-  ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)"""
+SPLIT = """three = {32,32,32}  q0, k0, v0 = Split<axis=-1>(x, three)  q1 = Reshape(q0, shape)
+  k1 = Reshape(k0, shape)  v1 = Reshape(v0, shape)  q = Transpose<perm=[0,2,1,3]>(q1)
+  k = Transpose<perm=[0,2,1,3]>(k1)  v = Transpose<perm=[0,2,1,3]>(v1)  """
+JOIN = "present_key = Concat<axis=-2>(past_key, k)  present_value = Concat<axis=2>(past_value, v)  "
+ATTEND = """kt = Transpose<perm=[0,1,3,2]>(keys)  s = MatMul(q, kt)  c = float {0.4}
+  scaled = Mul(s, c)  p = Softmax<axis=-1>(scaled)  o = MatMul(p, values)
+  ot = Transpose<perm=[0,2,1,3]>(o)  flat = {2,3,32}  y = Reshape(ot, flat)"""
 PLAIN = ATTEND.replace("keys", "present_key").replace("values", "present_value")
 PRESENT = "float[2,4,10,8] present_key, float[2,4,10,8] present_value"
 
@@ -35,8 +30,7 @@ PRESENT = "float[2,4,10,8] present_key, float[2,4,10,8] present_value"
 def built(nodes, inputs="float[2,3,96] x", rows="7", present=PRESENT, heads=4):
   """A model whose cache is an input and an output."""
   past = f"float[2,{heads},{rows},8] past_key, float[2,{heads},{rows},8] past_value"
-  text = graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
-  return text
+  return graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
 
 
 def drawn(original, **lengths):
@@ -48,7 +42,7 @@ def drawn(original, **lengths):
   return node
 
 
-@pytest.mark.parametrize("rows", ["7", "0", "p"])
+@parametrize("rows", ["7", "0", "p"])
 def test_gpt_2(rows):
   """One product for Q, K and V, split; the cache is of some rows, of none, or of a number that only a run tells."""
   present = PRESENT if rows == "7" else PRESENT.replace("10", "3" if rows == "0" else "t")
@@ -56,17 +50,19 @@ def test_gpt_2(rows):
   assert list(node.input) == ["x", "x", "x", "past_key", "past_value"]
   assert list(node.output) == ["y", "present_key", "present_value"]
   assert attributes(node) == {
-    "scale": 0.4, "q_layout": "b s (0/3 h d)", "k_layout": "b s (1/3 h d)", "v_layout": "b s (2/3 h d)",
+    "scale": 0.4,
+    "q_layout": "b s (0/3 h d)",
+    "k_layout": "b s (1/3 h d)",
+    "v_layout": "b s (2/3 h d)",
     "y_layout": "b s (h d)",
-  }  # fmt: skip
+  }
 
 
 def test_others_may_read_what_is_present():
   """A reader besides, and no output."""
   nodes = HEADS + SPLIT + JOIN + PLAIN.replace("y = Reshape", "z = Reshape") + (
-      "  at = {-1}  most = ReduceMax<keepdims = 0> (present_key)  y = Add(z, most)")  # fmt: skip
-  node = drawn(built(nodes, present=""))
-  assert list(node.output) == ["z", "present_key", "present_value"]
+      "  at = {-1}  most = ReduceMax<keepdims=0>(present_key)  y = Add(z, most)")  # fmt: skip
+  assert list(drawn(built(nodes, present="")).output) == ["z", "present_key", "present_value"]
 
 
 TABLES = {
@@ -74,7 +70,7 @@ TABLES = {
   for name, function in (("cos", np.cos), ("sin", np.sin))
 }
 TURN = """{x}_lo = Slice({x}, zero, four, last)  {x}_hi = Slice({x}, four, end, last)  {x}_n = Neg({x}_hi)
-  {x}_c = Concat<axis = -1> ({x}_n, {x}_lo)  {x}_a = Mul({x}, cos)  {x}_b = Mul({x}_c, sin)
+  {x}_c = Concat<axis=-1>({x}_n, {x}_lo)  {x}_a = Mul({x}, cos)  {x}_b = Mul({x}_c, sin)
   {x}r = Add({x}_a, {x}_b)  """
 NUMBERS = "zero = {0}  four = {4}  end = {9223372036854775807}  last = {3}  "
 PROJECT = """q0 = MatMul(x, wq)  k0 = MatMul(x, wk)  v0 = MatMul(x, wv)
@@ -122,7 +118,7 @@ def test_a_scale_of_the_new_keys_stays():
   assert (attributes(node)["scale"], list(node.input[3:])) == (0.8, ["past_key", "past_value"])
 
 
-@pytest.mark.parametrize("layout", ["b s h d", "s b h d"])
+@parametrize("layout", ["b s h d", "s b h d"])
 def test_a_cache_of_another_layout(layout):
   """Rows before heads: the cache is joined before its Transpose."""
   order = layout.replace(" ", "")
@@ -132,9 +128,9 @@ def test_a_cache_of_another_layout(layout):
   past = ",".join(rows[letter] for letter in order)
   nodes = HEADS + SPLIT.split("k = Transpose")[0]
   for x, name in (("k", "key"), ("v", "value")):
-    nodes += f"""{x} = Transpose<perm = {perm}> ({x}1)
-      present_{name} = Concat<axis = {order.index("s")}> (past_{name}, {x})
-      {name}s = Transpose<perm = {back}> (present_{name})  """
+    nodes += f"""{x} = Transpose<perm={perm}>({x}1)
+      present_{name} = Concat<axis={order.index("s")}>(past_{name}, {x})
+      {name}s = Transpose<perm={back}>(present_{name})  """
   present = past.replace("7", "10")
   original = graph(
     nodes + ATTEND,
@@ -144,16 +140,16 @@ def test_a_cache_of_another_layout(layout):
   assert attributes(drawn(original))["past_layout"] == layout
 
 
-@pytest.mark.parametrize("scatter", ["ScatterElements<axis = 2> ({}, places, {})", "ScatterND ({}, where, {})"])
+@parametrize("scatter", ["ScatterElements<axis=2>({}, places, {})", "ScatterND ({}, where, {})"])
 def test_a_cache_of_fixed_length(scatter):
   """As transformers' StaticCache: new rows are written at a position, and a mask leaves out what is behind them."""
   nodes = (
     HEADS
     + SPLIT
-    + """key = {k}  value = {v}  kt = Transpose<perm = [0,1,3,2]> (key)  s = MatMul(q, kt)
+    + """key = {k}  value = {v}  kt = Transpose<perm=[0,1,3,2]>(key)  s = MatMul(q, kt)
       none = float {-30000}  nil = float {0}  m = Where(seen, nil, none)
-      masked = Add(s, m)  p = Softmax<axis = -1> (masked)  o = MatMul(p, value)
-      ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)
+      masked = Add(s, m)  p = Softmax<axis=-1>(masked)  o = MatMul(p, value)
+      ot = Transpose<perm=[0,2,1,3]>(o)  flat = {2,3,32}  y = Reshape(ot, flat)
       present_key = Identity(key)  present_value = Identity(value)"""
   )
   for name, past, x in (("{k}", "past_key", "k"), ("{v}", "past_value", "v")):
@@ -174,22 +170,29 @@ def _places():
 
 NEAR = HEADS + SPLIT + JOIN + PLAIN
 MISSES = {
-    "is not known to have a row for each query": NEAR.replace("(past_key, k)", "(k, past_key)").replace(
-        "(past_value, v)", "(v, past_value)"),
-    "is no cache of its own": NEAR.replace("present_value = Concat<axis = 2> (past_value, v)",
-        "pv = Concat<axis = 2> (past_value, v)  present_value = Neg(pv)"),
-    "is none of two tensors along": NEAR.replace("(past_key, k)", "(past_key, ka, kb)").replace(
-        "present_key =", "one = {1,2}  ka, kb = Split<axis = 2> (k, one)  present_key ="),
-    "lie in different ways": NEAR.replace("present_value = Concat<axis = 2> (past_value, v)", """
-      pvt = Transpose<perm = [0,2,1,3]> (past_value)  vt = Transpose<perm = [0,2,1,3]> (v)
-      cvt = Concat<axis = 1> (pvt, vt)  values = Transpose<perm = [0,2,1,3]> (cvt)
-      present_value = Identity(values)""").replace("(p, present_value)", "(p, values)"),
-    "is made of what": NEAR.replace("MatMul(q, kt)", "MatMul(qm, kt)").replace(
-        "kt =", "m = ReduceMax(present_key)  qm = Mul(q, m)  kt ="),
-}  # fmt: skip
+  "is not known to have a row for each query": NEAR.replace("(past_key, k)", "(k, past_key)").replace(
+    "(past_value, v)", "(v, past_value)"
+  ),
+  "is no cache of its own": NEAR.replace(
+    "present_value = Concat<axis=2>(past_value, v)", "pv = Concat<axis=2>(past_value, v)  present_value = Neg(pv)"
+  ),
+  "is none of two tensors along": NEAR.replace("(past_key, k)", "(past_key, ka, kb)").replace(
+    "present_key =", "one = {1,2}  ka, kb = Split<axis=2>(k, one)  present_key ="
+  ),
+  "lie in different ways": NEAR.replace(
+    "present_value = Concat<axis=2>(past_value, v)",
+    """
+      pvt = Transpose<perm=[0,2,1,3]>(past_value)  vt = Transpose<perm=[0,2,1,3]>(v)
+      cvt = Concat<axis=1>(pvt, vt)  values = Transpose<perm=[0,2,1,3]>(cvt)
+      present_value = Identity(values)""",
+  ).replace("(p, present_value)", "(p, values)"),
+  "is made of what": NEAR.replace("MatMul(q, kt)", "MatMul(qm, kt)").replace(
+    "kt =", "m = ReduceMax(present_key)  qm = Mul(q, m)  kt ="
+  ),
+}
 
 
-@pytest.mark.parametrize("reason", MISSES)
+@parametrize("reason", MISSES)
 def test_what_stays(reason):
   fused, _ = run_pass(built(MISSES[reason]), *FUSE)
   assert attentions(fused)
@@ -198,7 +201,7 @@ def test_what_stays(reason):
 
 def test_a_concat_of_heads_is_no_cache():
   """Joined along another axis than the rows."""
-  joined = JOIN.replace("axis = -2", "axis = 1").replace("axis = 2", "axis = 1") + "q2 = Concat<axis = 1> (q, q)  "
+  joined = JOIN.replace("axis=-2", "axis=1").replace("axis=2", "axis=1") + "q2 = Concat<axis=1>(q, q)  "
   nodes = HEADS + SPLIT + joined + PLAIN.replace("MatMul(q,", "MatMul(q2,").replace("{2,3,32}", "{2,3,64}")
   fused, _ = run_pass(graph(
     nodes, "float[2,3,96] x, float[2,4,3,8] past_key, float[2,4,3,8] past_value",
@@ -212,8 +215,7 @@ def test_keys_that_are_rotated_behind_the_cache():
   """The cache holds them as they were: the node would rotate the new ones alone, so neither pass takes them."""
   turned = TURN.format(x="q") + TURN.format(x="present_key").replace("cos", "cos_all").replace("sin", "sin_all")
   attend = PLAIN.replace("(q,", "(qr,").replace("(present_key)", "(present_keyr)")
-  nodes = HEADS + NUMBERS + SPLIT + JOIN + turned + attend
-  made = built(nodes)
+  made = built(HEADS + NUMBERS + SPLIT + JOIN + turned + attend)
   for suffix, count in (("", 3), ("_all", 10)):
     angles = np.random.default_rng(3).uniform(-4, 4, (1, 1, count, 4))
     for name, function in (("cos", np.cos), ("sin", np.sin)):

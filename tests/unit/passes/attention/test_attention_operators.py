@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 from attention_helpers import attributes, fused, in_float  # noqa: F401
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators
+from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
+from ortplugin.optimizer.pipeline import FUSE_ATTENTION
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
@@ -23,21 +22,31 @@ def operator(node, inputs, y, opset=23, contrib=False):
 
 ONNX = {
   "heads apart": ("y = Attention(q, k, v)", FOUR, "float[2,4,5,8] y", {"scale": ROOT}),
-  "heads together": (f"y = Attention<{HEADS}> (q, k, v)", THREE, "float[2,5,32] y", {**LAID, "scale": ROOT}),
-  "scale and softcap": ("y = Attention<scale = 0.5, softcap = 2.0> (q, k, v)", FOUR, "float[2,4,5,8] y",
-                        {"scale": 0.5, "softcap": 2.0}),
-  "causal": ("y = Attention<is_causal = 1> (q, k, v)", FOUR, "float[2,4,5,8] y",
-             {"scale": ROOT, "causal": "upper_left"}),
-  "a mask to add": (f"y = Attention<{HEADS}, softcap = 2.0> (q, k, v, m)", f"{THREE}, float[2,1,5,5] m",
-                    "float[2,5,32] y", {**LAID, "scale": ROOT, "softcap": 2.0, "mask_dtype": "float",
-                                        "masked_rows": "zero"}),
-  "bools, causal": ("y = Attention<is_causal = 1> (q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y",
-                    {"scale": ROOT, "causal": "upper_left", "mask_dtype": "bool", "masked_rows": "zero"}),
-}  # fmt: skip
+  "heads together": (f"y = Attention<{HEADS}>(q, k, v)", THREE, "float[2,5,32] y", {**LAID, "scale": ROOT}),
+  "scale and softcap": (
+    "y = Attention<scale=0.5, softcap=2.0>(q, k, v)",
+    FOUR,
+    "float[2,4,5,8] y",
+    {"scale": 0.5, "softcap": 2.0},
+  ),
+  "causal": ("y = Attention<is_causal=1>(q, k, v)", FOUR, "float[2,4,5,8] y", {"scale": ROOT, "causal": "upper_left"}),
+  "a mask to add": (
+    f"y = Attention<{HEADS}, softcap=2.0>(q, k, v, m)",
+    f"{THREE}, float[2,1,5,5] m",
+    "float[2,5,32] y",
+    {**LAID, "scale": ROOT, "softcap": 2.0, "mask_dtype": "float", "masked_rows": "zero"},
+  ),
+  "bools, causal": (
+    "y = Attention<is_causal=1>(q, k, v, m)",
+    f"{FOUR}, bool[5,5] m",
+    "float[2,4,5,8] y",
+    {"scale": ROOT, "causal": "upper_left", "mask_dtype": "bool", "masked_rows": "zero"},
+  ),
+}
 
 
-@pytest.mark.parametrize("opset", [23, 24])
-@pytest.mark.parametrize("form", ONNX)
+@parametrize("opset", [23, 24])
+@parametrize("form", ONNX)
 def test_attention_of_onnx(form, opset):
   node, inputs, y, expected = ONNX[form]
   _, found = fused(operator(node, inputs, y, opset), into=["FusedAttention"])
@@ -54,9 +63,9 @@ def test_a_row_that_is_masked_whole_is_zero():
 
 def test_views_before_and_after_are_read_through():
   views = """shape = {2,5,4,8}  few = {2,5,2,8}
-    q4 = Reshape(q, shape)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, few)
-    kh = Transpose<perm = [0,2,1,3]> (k4)  v4 = Reshape(v, few)  vh = Transpose<perm = [0,2,1,3]> (v4)
-    a = Attention(qh, kh, vh)  t = Transpose<perm = [0,2,1,3]> (a)
+    q4 = Reshape(q, shape)  qh = Transpose<perm=[0,2,1,3]>(q4)  k4 = Reshape(k, few)
+    kh = Transpose<perm=[0,2,1,3]>(k4)  v4 = Reshape(v, few)  vh = Transpose<perm=[0,2,1,3]>(v4)
+    a = Attention(qh, kh, vh)  t = Transpose<perm=[0,2,1,3]>(a)
     joined = {2,5,32}  y = Reshape(t, joined)"""
   _, node = fused(operator(views, THREE, "float[2,5,32] y"), into=["FusedAttention"])
   assert attributes(node) == {**LAID, "scale": ROOT}
@@ -66,24 +75,38 @@ QKV = "float[2,5,32] q, float[2,7,32] k, float[2,7,32] v"
 MULTI_HEAD = "com.microsoft.MultiHeadAttention<num_heads = 4"
 CONTRIB = {
   "plain": (f"y = {MULTI_HEAD}> (q, k, v)", QKV, {**LAID, "scale": ROOT}, ["FusedAttention"]),
-  "scale, values of another size": (f"y = {MULTI_HEAD}, scale = 0.5> (q, k, v)",
-                                    QKV.replace("[2,7,32] v", "[2,7,12] v"), {**LAID, "scale": 0.5},
-                                    ["FusedAttention"]),
-  "a bias for the scores": (f"y = {MULTI_HEAD}> (q, k, v, , , m)", f"{QKV}, float[1,4,5,7] m",
-                            {**LAID, "scale": ROOT, "mask_dtype": "float"}, ["FusedAttention"]),
-  "padding": (f"y = {MULTI_HEAD}, mask_filter_value = -1000.0> (q, k, v, , m)", f"{QKV}, int32[2,7] m",
-              {**LAID, "scale": ROOT, "mask_dtype": "float"}, ["Cast", "Unsqueeze", "Where", "FusedAttention"]),
-  "causal": (f"y = {MULTI_HEAD}, unidirectional = 1> (q, k, v)", QKV.replace("7,", "5,"),
-             {**LAID, "scale": ROOT, "causal": "upper_left"}, ["FusedAttention"]),
-}  # fmt: skip
+  "scale, values of another size": (
+    f"y = {MULTI_HEAD}, scale = 0.5> (q, k, v)",
+    QKV.replace("[2,7,32] v", "[2,7,12] v"),
+    {**LAID, "scale": 0.5},
+    ["FusedAttention"],
+  ),
+  "a bias for the scores": (
+    f"y = {MULTI_HEAD}> (q, k, v, , , m)",
+    f"{QKV}, float[1,4,5,7] m",
+    {**LAID, "scale": ROOT, "mask_dtype": "float"},
+    ["FusedAttention"],
+  ),
+  "padding": (
+    f"y = {MULTI_HEAD}, mask_filter_value = -1000.0> (q, k, v, , m)",
+    f"{QKV}, int32[2,7] m",
+    {**LAID, "scale": ROOT, "mask_dtype": "float"},
+    ["Cast", "Unsqueeze", "Where", "FusedAttention"],
+  ),
+  "causal": (
+    f"y = {MULTI_HEAD}, unidirectional = 1> (q, k, v)",
+    QKV.replace("7,", "5,"),
+    {**LAID, "scale": ROOT, "causal": "upper_left"},
+    ["FusedAttention"],
+  ),
+}
 
 
-@pytest.mark.parametrize("form", CONTRIB)
+@parametrize("form", CONTRIB)
 def test_attention_of_onnx_runtime(form):
   node, inputs, expected, into = CONTRIB[form]
   width = 12 if "12] v" in inputs else 32
-  original = operator(node, inputs, f"float[2,5,{width}] y", 17, contrib=True)
-  _, found = fused(original, into=into)
+  _, found = fused(operator(node, inputs, f"float[2,5,{width}] y", 17, contrib=True), into=into)
   assert attributes(found) == expected
 
 
@@ -94,10 +117,13 @@ def test_the_bias_of_the_projections_is_added_before(rng):
 
 
 def test_one_product_with_its_weights(rng):
-  for attributes_, mask in (("num_heads = 4", None), ("num_heads = 4, unidirectional = 1", None),
-                            ("num_heads = 4", "int32[2,5] m")):  # fmt: skip
+  for attributes_, mask in (
+    ("num_heads = 4", None),
+    ("num_heads = 4, unidirectional = 1", None),
+    ("num_heads = 4", "int32[2,5] m"),
+  ):
     inputs = "float[2,5,16] x" + (f", {mask}" if mask else "")
-    node = f"y = com.microsoft.Attention<{attributes_}> (x, w, b{', m' if mask else ''})"
+    node = f"y = com.microsoft.Attention<{attributes_}>(x, w, b{', m' if mask else ''})"
     original = operator(node, inputs, "float[2,5,32] y", 17, contrib=True)
     for name, shape in (("w", (16, 96)), ("b", (96,))):
       values = (rng.standard_normal(shape) * 0.3).astype(np.float32)
@@ -110,18 +136,28 @@ def test_one_product_with_its_weights(rng):
 
 PASTS = ", float[2,{},3,8] p, float[2,{},3,8] o"
 CACHED = {
-  "Attention": ("Attention<is_causal = 1> (q, k, v, , p, o)", FOUR, "float[2,4,5,8] y",
-                {"scale": ROOT, "causal": "lower_right", "masked_rows": "zero"}),
-  "Attention, heads together, a mask": (f"Attention<{HEADS}> (q, k, v, m, p, o)", f"{THREE}, float[2,1,5,8] m",
-                                        "float[2,5,32] y", {**LAID, "scale": ROOT, "mask_dtype": "float",
-                                                            "masked_rows": "zero"}),
-  "MultiHeadAttention": (f"{MULTI_HEAD}, unidirectional = 1> (q, k, v, , , b, p, o)",
-                         QKV.replace("7,", "5,") + ", float[2,4,5,8] b", "float[2,5,32] y",
-                         {**LAID, "scale": ROOT, "causal": "lower_right", "mask_dtype": "float"}),
-}  # fmt: skip
+  "Attention": (
+    "Attention<is_causal=1>(q, k, v, , p, o)",
+    FOUR,
+    "float[2,4,5,8] y",
+    {"scale": ROOT, "causal": "lower_right", "masked_rows": "zero"},
+  ),
+  "Attention, heads together, a mask": (
+    f"Attention<{HEADS}>(q, k, v, m, p, o)",
+    f"{THREE}, float[2,1,5,8] m",
+    "float[2,5,32] y",
+    {**LAID, "scale": ROOT, "mask_dtype": "float", "masked_rows": "zero"},
+  ),
+  "MultiHeadAttention": (
+    f"{MULTI_HEAD}, unidirectional = 1> (q, k, v, , , b, p, o)",
+    QKV.replace("7,", "5,") + ", float[2,4,5,8] b",
+    "float[2,5,32] y",
+    {**LAID, "scale": ROOT, "causal": "lower_right", "mask_dtype": "float"},
+  ),
+}
 
 
-@pytest.mark.parametrize("name", CACHED)
+@parametrize("name", CACHED)
 def test_a_cache(name):
   node, inputs, y, expected = CACHED[name]
   contrib = name == "MultiHeadAttention"
@@ -161,7 +197,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("name", STAY)
+@parametrize("name", STAY)
 def test_what_is_more_than_attention_stays(name):
   node, inputs, reason = STAY[name]
   assert_unchanged(operator(node, inputs, "float[2,5,32] y", 17, contrib=True), [FUSE_ATTENTION], reason)

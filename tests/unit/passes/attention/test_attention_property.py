@@ -6,12 +6,10 @@ from attention_helpers import assert_equal, attentions, feeds, in_float  # noqa:
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from onnx_models import built
-from pass_helpers import operators, run_pass
+from pass_helpers import built, operators, run_pass
 from sample import examples
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
+from ortplugin.optimizer.pipeline import FUSE_ATTENTION, MERGE_PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 

@@ -7,13 +7,10 @@ import numpy as np
 import onnx
 import pytest
 from attention_helpers import in_float  # noqa: F401, a fixture
-from onnx_models import add_weights, all_attributes
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from onnx_models import add_weights, all_attributes, nodes_of
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
-from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
@@ -23,21 +20,27 @@ PASSES = (*FUSE, ATTENTION_ROTARY, DEAD_NODES)
 
 # {x} becomes {y}, by tables cos and sin. Of a head of 8 elements all are rotated, or the first four.
 TURNED = """{y}_lo = Slice({x}, zero, half, last)  {y}_hi = Slice({x}, half, end, last)  {y}_n = Neg({y}_hi)
-  {y}_c = Concat<axis = -1> ({y}_n, {y}_lo)"""
+  {y}_c = Concat<axis=-1>({y}_n, {y}_lo)"""
 FULL = TURNED + "  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)"
 SWAPPED = TURNED + "  {y}_a = Mul(cos, {x})  {y}_b = Mul(sin, {y}_c)  {y} = Add({y}_b, {y}_a)"
-BY_SPLIT = """{y}_lo, {y}_hi = Split<axis = -1> ({x}, halves)  {y}_n = Neg({y}_hi)
-  {y}_c = Concat<axis = 3> ({y}_n, {y}_lo)  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)"""
+BY_SPLIT = """{y}_lo, {y}_hi = Split<axis=-1>({x}, halves)  {y}_n = Neg({y}_hi)
+  {y}_c = Concat<axis=3>({y}_n, {y}_lo)  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)"""
 PRODUCTS = """{y}_1 = Mul({y}_lo, cos)  {y}_2 = Mul({y}_hi, sin)  {y}_s = Sub({y}_1, {y}_2)
   {y}_3 = Mul({y}_hi, cos)  {y}_4 = Mul({y}_lo, sin)  {y}_t = Add({y}_3, {y}_4)"""
-HALVES = "{y}_lo, {y}_hi = Split<axis = -1> ({x}, halves)  " + PRODUCTS + "  {y} = Concat<axis = -1> ({y}_s, {y}_t)"
+HALVES = "{y}_lo, {y}_hi = Split<axis=-1>({x}, halves)  " + PRODUCTS + "  {y} = Concat<axis=-1>({y}_s, {y}_t)"
 REST = "{y}_r = Slice({x}, half, end, last)  {y}_0 = Slice({x}, zero, half, last)  "
-PARTIAL = REST + FULL.replace("{y}", "{y}_p").replace("{x}", "{y}_0").replace("half", "two") + (
-    "  {y} = Concat<axis = -1> ({y}_p, {y}_r)")  # fmt: skip
-PARTIAL_HALVES = "{y}_lo, {y}_hi, {y}_r = Split<axis = -1> ({x}, quarters)  " + PRODUCTS + (
-    "  {y} = Concat<axis = -1> ({y}_s, {y}_t, {y}_r)")  # fmt: skip
+PARTIAL = (
+  REST
+  + FULL.replace("{y}", "{y}_p").replace("{x}", "{y}_0").replace("half", "two")
+  + ("  {y} = Concat<axis=-1>({y}_p, {y}_r)")
+)
+PARTIAL_HALVES = (
+  "{y}_lo, {y}_hi, {y}_r = Split<axis=-1>({x}, quarters)  "
+  + PRODUCTS
+  + ("  {y} = Concat<axis=-1>({y}_s, {y}_t, {y}_r)")
+)
 NEIGHBOURS = "{y}_lo = Slice({x}, zero, end, last, two)  {y}_hi = Slice({x}, one, end, last, two)  "
-STACK = "{y}_u = Unsqueeze({A}, minus)  {y}_v = Unsqueeze({B}, minus)  {y}_w = Concat<axis = -1> ({y}_u, {y}_v)  "
+STACK = "{y}_u = Unsqueeze({A}, minus)  {y}_v = Unsqueeze({B}, minus)  {y}_w = Concat<axis=-1>({y}_u, {y}_v)  "
 INTERLEAVED = (
   NEIGHBOURS + PRODUCTS + STACK.replace("{A}", "{y}_s").replace("{B}", "{y}_t") + ("{y} = Reshape({y}_w, whole)")
 )
@@ -76,7 +79,7 @@ class Form:
 
 def built(form, dtype="float"):
   """Attention of 4 heads of 8, of 5 rows of 2 texts, whose q and k are rotated."""
-  steps = ["{y} = Reshape({x}, by_head)", "{y} = Transpose<perm = [0,2,1,3]> ({x})"]
+  steps = ["{y} = Reshape({x}, by_head)", "{y} = Transpose<perm=[0,2,1,3]>({x})"]
   steps.insert(("b s (h d)", "b s h d", "b h s d").index(form.at), form.nodes)
 
   def heads(name, result):
@@ -89,8 +92,8 @@ def built(form, dtype="float"):
   text = f"""{form.before} zero = {{0}} one = {{1}} two = {{2}} half = {{4}} end = {{9223372036854775807}}
     last = {{-1}} minus = {{-1}} halves = {{4,4}} quarters = {{2,2,4}} by_head = {{2,5,4,8}}
     {heads("q", "qh")} {heads("k", "kr")} v4 = Reshape(v, by_head)  {form.keys or "kh = Identity(kr)"}
-    kt = Transpose<perm = [0,1,3,2]> (kh)  vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)
-    p = Softmax<axis = -1> (s)  a = MatMul(p, vh)  y4 = Transpose<perm = [0,2,1,3]> (a)
+    kt = Transpose<perm=[0,1,3,2]>(kh)  vh = Transpose<perm=[0,2,1,3]>(v4)  s = MatMul(qh, kt)
+    p = Softmax<axis=-1>(s)  a = MatMul(p, vh)  y4 = Transpose<perm=[0,2,1,3]>(a)
     joined = {{2,5,32}}  y = Reshape(y4, joined)"""
   # In the Reshape of what is stacked, all axes but the last two are as they are.
   text = f"whole = {'{2,5,4,8}' if form.at == 'b s h d' else '{2,4,5,8}'} {text}"
@@ -102,13 +105,13 @@ def built(form, dtype="float"):
 
 def node_of(optimized):
   """The one attention and its attributes."""
-  (node,) = (node for node in optimized.graph.node if node.op_type == "FusedAttention")
+  (node,) = nodes_of(optimized, "FusedAttention")
   return node, all_attributes(node)
 
 
 FOUR, ROWS = (1, 1, 5, 4), (1, 5, 1, 4)
 DOUBLED = (
-  "c = Concat<axis = -1> (f, f)  cw = Cos(c)  sw = Sin(c)  at = {1}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"
+  "c = Concat<axis=-1>(f, f)  cw = Cos(c)  sw = Sin(c)  at = {1}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"
 )
 REPEATED = """pairs = {1,5,4,2}  three = {3}  g = Unsqueeze(f, three)  e = Expand(g, pairs)  flat = {1,5,8}
   c = Reshape(e, flat)  cw = Cos(c)  sw = Sin(c)  at = {2}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"""
@@ -134,12 +137,12 @@ FORMS = {
   "ONNX Runtime's operator": Form(
       CONTRIB + "({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
   "ONNX Runtime's operator, neighbours, with positions": Form(
-      CONTRIB + "<interleaved = 1> ({x}, where, cos, sin)", tables(9, 4), "interleaved", (2, 5, 4),
+      CONTRIB + "<interleaved=1>({x}, where, cos, sin)", tables(9, 4), "interleaved", (2, 5, 4),
       inputs="int64[2,5] where", left=("Gather", "Gather")),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_rotation_goes_into_the_attention(form):
   optimized, result = run_same(built(form), *PASSES)
   node, attributes = node_of(optimized)
@@ -159,18 +162,19 @@ def test_a_rotation_goes_into_the_attention(form):
 def test_the_operator_of_onnx():
   """Of opset 23, with heads apart and in rows; ONNX Runtime's CPU provider need not have it."""
   for attributes, at in (("", "b h s d"), (", num_heads = 4", "b s (h d)")):
-    nodes = f"{{y}} = RotaryEmbedding<rotary_embedding_dim = 4{attributes}> ({{x}}, cos, sin)"
+    nodes = f"{{y}} = RotaryEmbedding<rotary_embedding_dim=4{attributes}>({{x}}, cos, sin)"
     form = Form(nodes, tables(2, 5, 2), opset=23, at=at)
-    written = built(Form(PARTIAL_HALVES, tables(2, 1, 5, 2)))
-    run_same(written, *PASSES, start=built(form), into=["FusedAttention"])
+    run_same(built(Form(PARTIAL_HALVES, tables(2, 1, 5, 2))), *PASSES, start=built(form), into=["FusedAttention"])
 
 
 def test_float_tables_between_casts():
   """Computed in float32 and rounded once, as the node does it."""
-  nodes = "{y}_w = Cast<to = 1> ({x})  " + FULL.replace("{x}", "{y}_w").replace("{y} = Add", "{y}_z = Add") + (
-      "  {y} = Cast<to = 10> ({y}_z)")  # fmt: skip
-  original = built(Form(nodes, tables(*FOUR, doubled="half")), "float16")
-  optimized, _ = run_same(original, *PASSES, precision="bfloat16")
+  nodes = (
+    "{y}_w = Cast<to=1>({x})  "
+    + FULL.replace("{x}", "{y}_w").replace("{y} = Add", "{y}_z = Add")
+    + ("  {y} = Cast<to=10>({y}_z)")
+  )
+  optimized, _ = run_same(built(Form(nodes, tables(*FOUR, doubled="half")), "float16"), *PASSES, precision="bfloat16")
   node, attributes = node_of(optimized)
   assert (attributes["rotary_dtype"], list(node.input[:3])) == (b"float", ["q", "k", "v"])
 
@@ -204,26 +208,30 @@ def test_equal_tables_are_one_constant():
 DIFFERENT = tables(1, 1, 5, 8)
 MISSES = {
   "only one of Q and K is rotated: 'kh', made by": Form(
-      FULL, tables(*FOUR, doubled="half"), inputs="float[2,4,2,8] past",
-      keys="recent = Slice(kr, zero, three, two)  kh = Concat<axis = 2> (past, recent)", before="three = {3}"),
+    FULL,
+    tables(*FOUR, doubled="half"),
+    inputs="float[2,4,2,8] past",
+    keys="recent = Slice(kr, zero, three, two)  kh = Concat<axis=2>(past, recent)",
+    before="three = {3}",
+  ),
   "is not known to have equal halves": Form(FULL, DIFFERENT),
-  "'cos' is not known to have equal neighbours": Form(
-      GPT_J, tables(*ROWS, doubled="half"), at="b s h d"),
+  "'cos' is not known to have equal neighbours": Form(GPT_J, tables(*ROWS, doubled="half"), at="b s h d"),
   "has not one row for each position": Form(FULL, tables(1, 1, 1, 4, doubled="half")),
   "is not known to be one row for each position": Form(FULL, tables(1, 4, 5, 4, doubled="half")),
   "'qh_one', which is rotated, is not known to have the shape": Form(
-      "{y}_one = Slice({x}, zero, one, zero)  " + FULL.replace("{x}", "{y}_one"),
-      tables(2, 1, 5, 4, doubled="half")),
+    "{y}_one = Slice({x}, zero, one, zero)  " + FULL.replace("{x}", "{y}_one"), tables(2, 1, 5, 4, doubled="half")
+  ),
   "'kr' is a graph output": Form(FULL, tables(*FOUR, doubled="half")),
   "the first position, 'start', is no constant": Form(
-      CONTRIB + "({x}, start, cos, sin)", tables(9, 4), inputs="int64[1] start"),
-  "or it scales": Form(CONTRIB + "<scale = 2.0> ({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
+    CONTRIB + "({x}, start, cos, sin)", tables(9, 4), inputs="int64[1] start"
+  ),
+  "or it scales": Form(CONTRIB + "<scale=2.0>({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
   "is not as": Form(CONTRIB + "({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}, at="b s h d"),
   "different tables, 'cos' and 'k5_cos'": Form(FULL, {**tables(*FOUR, doubled="half"), "k5_cos": DIFFERENT["cos"]}),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("reason", MISSES)
+@parametrize("reason", MISSES)
 def test_what_stays(reason):
   form = MISSES[reason]
   made = built(form)
@@ -235,7 +243,7 @@ def test_what_stays(reason):
   assert_unchanged(fused, [ATTENTION_ROTARY], reason)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     FULL.replace("Neg({y}_hi)", "Neg({y}_lo)").replace("({y}_n, {y}_lo)", "({y}_hi, {y}_n)"),  # by -angle

@@ -7,12 +7,11 @@ from pass_helpers import assert_unchanged, operators, run_pass
 from test_merge_products import CORE, HEADS, MERGED, PRODUCTS, WEIGHTS, X, with_weights
 
 import ortplugin
+from ortplugin.optimizer.pipeline import ATTENTION_TO_TF32, DEAD_NODES
 from ortplugin.passes.attention import fuse_attention
-from ortplugin.passes.attention.fuse_attention import ATTENTION_TO_TF32
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 QKV = "float[2,5,32] q, float[2,5,32] k, float[2,5,32] v"
-PLAIN = "s = MatMul(q, k)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
+PLAIN = "s = MatMul(q, k)  p = Softmax<axis=-1>(s)  y = MatMul(p, v)"
 HALVES = "float16[2,4,5,8] q, float16[2,4,8,5] k, float16[2,4,5,8] v"
 
 
@@ -28,7 +27,7 @@ def test_it_becomes_one_node():
   (node,) = attentions(optimized)
   assert attributes(node) == STANDARD
   assert_equal(original, optimized, feeds(original))
-  operator = graph("y = Attention<q_num_heads = 4, kv_num_heads = 4> (q, k, v)", QKV, opset=23)
+  operator = graph("y = Attention<q_num_heads=4, kv_num_heads=4>(q, k, v)", QKV, opset=23)
   (node,) = attentions(run_pass(operator, ATTENTION_TO_TF32)[0])
   assert attributes(node) == {**STANDARD, "scale": 0.35355}
 
@@ -38,9 +37,7 @@ def test_what_lies_by_columns_stays():
   """The kernel for tensor cores reads rows, and in float32 the other one is slow."""
   inputs = "float[2,4,5,8] q, float[2,4,8,5] k, float[2,4,5,8] v"
   assert_unchanged(graph(PLAIN, inputs, "float[2,4,5,8] y"), [ATTENTION_TO_TF32], "don't lie in its operands")
-  rows = graph(
-    f"k = Transpose<perm = [0,1,3,2]> (kr)  {PLAIN}", inputs.replace("8,5] k", "5,8] kr"), "float[2,4,5,8] y"
-  )
+  rows = graph(f"k = Transpose<perm=[0,1,3,2]>(kr)  {PLAIN}", inputs.replace("8,5] k", "5,8] kr"), "float[2,4,5,8] y")
   assert operators(run_pass(rows, ATTENTION_TO_TF32, DEAD_NODES)[0]) == ["FusedAttention"]
   assert not run_pass(graph(PLAIN, HALVES, "float16[2,4,5,8] y"), ATTENTION_TO_TF32)[1].changes
 
@@ -51,7 +48,7 @@ def test_it_stays_where_that_does_not_pay(monkeypatch):
 
 
 @pytest.mark.usefixtures("pays")
-@pytest.mark.parametrize(("precision", "said"), [(None, []), ("tf32", [1])])
+@pytest.mark.parametrize("precision, said", [(None, []), ("tf32", [1])])
 def test_a_transformers_products_become_one(precision, said):
   original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
   optimized, _ = ortplugin.optimize(original, skip=["matmul-to-tf32"], precision=precision, providers=["cuda"])

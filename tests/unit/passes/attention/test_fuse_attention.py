@@ -9,32 +9,32 @@ from attention_helpers import (  # noqa: F401, a fixture
   graph,
   in_float,
 )
-from pass_helpers import assert_close, assert_unchanged, operators, restore, run, run_pass
+from pass_helpers import assert_close, assert_unchanged, operators, parametrize, restore, run, run_pass
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
+from ortplugin.optimizer.pipeline import FUSE_ATTENTION
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
 QKV = "float[2,5,32] q, float[2,5,32] k, float[2,5,32] v"
 # q and v to heads as b h s d.
 HEADS = """by_head = {2,5,4,8}
-  q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4)
+  q4 = Reshape(q, by_head)  qh = Transpose<perm=[0,2,1,3]>(q4)
   k4 = Reshape(k, by_head)
-  v4 = Reshape(v, by_head)  vh = Transpose<perm = [0,2,1,3]> (v4)"""
-KEYS = "kt = Transpose<perm = [0,2,3,1]> (k4)"
-JOIN = "joined = {2,5,32}  y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4, joined)"
+  v4 = Reshape(v, by_head)  vh = Transpose<perm=[0,2,1,3]>(v4)"""
+KEYS = "kt = Transpose<perm=[0,2,3,1]>(k4)"
+JOIN = "joined = {2,5,32}  y4 = Transpose<perm=[0,2,1,3]>(a)  y = Reshape(y4, joined)"
 QUARTER = "c = float {0.25}"
 PRODUCTS = f"{KEYS}  s = MatMul(qh, kt)"
-MASKED = "p = Softmax<axis = -1> (masked)  a = MatMul(p, vh)"
-ATTEND = "p = Softmax<axis = -1> (s)  a = MatMul(p, vh)"
-PLAIN = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
-EINSUMS = """s = Einsum<equation = "bqhd,bkhd->bhqk"> (q, k)  p = Softmax<axis = -1> (s)
-  y = Einsum<equation = "bhqk,bkhd->bqhd"> (p, v)"""
+MASKED = "p = Softmax<axis=-1>(masked)  a = MatMul(p, vh)"
+ATTEND = "p = Softmax<axis=-1>(s)  a = MatMul(p, vh)"
+PLAIN = "kt = Transpose<perm=[0,1,3,2]>(k)  s = MatMul(q, kt)  p = Softmax<axis=-1>(s)  y = MatMul(p, v)"
+EINSUMS = """s = Einsum<equation="bqhd,bkhd->bhqk"> (q, k)  p = Softmax<axis=-1>(s)
+  y = Einsum<equation="bhqk,bkhd->bqhd"> (p, v)"""
 # Keys as PyTorch's sdpa transposes them, and the root of the scale on both sides.
-SDPA = f"""kh = Transpose<perm = [0,2,1,3]> (k4)  three = {{-1,5,8}}  four = {{2,4,8,5}}
-  k3 = Reshape(kh, three)  kt3 = Transpose<perm = [0,2,1]> (k3)  kt = Reshape(kt3, four)  {QUARTER}
+SDPA = f"""kh = Transpose<perm=[0,2,1,3]>(k4)  three = {{-1,5,8}}  four = {{2,4,8,5}}
+  k3 = Reshape(kh, three)  kt3 = Transpose<perm=[0,2,1]>(k3)  kt = Reshape(kt3, four)  {QUARTER}
   qs = Mul(qh, c)  ks = Mul(kt, c)  s = MatMul(qs, ks)"""
-NO_NAN = """p = Softmax<axis = -1> (masked)  bad = IsNaN(p)  zero = float {0}
+NO_NAN = """p = Softmax<axis=-1>(masked)  bad = IsNaN(p)  zero = float {0}
   p0 = Where(bad, zero, p)  a = MatMul(p0, vh)"""
 MERGED = "b s (0/3 h d)", "b s (1/3 h d)", "b s (2/3 h d)"
 
@@ -45,135 +45,211 @@ def layouts(q, k, v, y="b s (h d)"):
 
 FORMS = {
   "eager, with a mask of the keys": (
-      {"nodes": f"{HEADS} {PRODUCTS}  {QUARTER}  sc = Mul(c, s)  masked = Add(sc, m)  s2 = Identity(masked) "
-                f"p = Softmax<axis = -1> (s2)  a = MatMul(p, vh)  {JOIN}", "inputs": f"{QKV}, float[2,1,1,5] m"},
-      {**STANDARD, "scale": 0.25, "mask_dtype": "float"}),
+    {
+      "nodes": f"{HEADS} {PRODUCTS}  {QUARTER}  sc = Mul(c, s)  masked = Add(sc, m)  s2 = Identity(masked) "
+      f"p = Softmax<axis=-1>(s2)  a = MatMul(p, vh)  {JOIN}",
+      "inputs": f"{QKV}, float[2,1,1,5] m",
+    },
+    {**STANDARD, "scale": 0.25, "mask_dtype": "float"},
+  ),
   "sdpa": ({"nodes": f"{HEADS} {SDPA} {ATTEND} {JOIN}", "inputs": QKV}, {**STANDARD, "scale": 0.0625}),
   "sdpa with bools, rows that are masked whole 0": (
-      {"nodes": f"{HEADS} {SDPA} ninf = float {{-inf}} zero0 = float {{0}} "
-                f"bias = Where(m, zero0, ninf)  masked = Add(s, bias)  {NO_NAN} {JOIN}",
-       "inputs": f"{QKV}, bool[2,1,5,5] m"},
-      {**STANDARD, "scale": 0.0625, "mask_dtype": "bool", "masked_rows": "zero"}),
+    {
+      "nodes": f"{HEADS} {SDPA} ninf = float {{-inf}} zero0 = float {{0}} "
+      f"bias = Where(m, zero0, ninf)  masked = Add(s, bias)  {NO_NAN} {JOIN}",
+      "inputs": f"{QKV}, bool[2,1,5,5] m",
+    },
+    {**STANDARD, "scale": 0.0625, "mask_dtype": "bool", "masked_rows": "zero"},
+  ),
   "TorchScript: divided, the mask first": (
-      {"nodes": f"{HEADS} {PRODUCTS}  c = float[1] {{4}}  sc = Div(s, c)  masked = Add(m, sc) "
-                f"p = Softmax<axis = 3> (masked)  a = MatMul(p, vh)  {JOIN}", "inputs": f"{QKV}, float[5,5] m"},
-      {**STANDARD, "scale": 0.25, "mask_dtype": "float"}),
+    {
+      "nodes": f"{HEADS} {PRODUCTS}  c = float[1] {{4}}  sc = Div(s, c)  masked = Add(m, sc) "
+      f"p = Softmax<axis=3>(masked)  a = MatMul(p, vh)  {JOIN}",
+      "inputs": f"{QKV}, float[5,5] m",
+    },
+    {**STANDARD, "scale": 0.25, "mask_dtype": "float"},
+  ),
   "scaled queries, before their heads": (
-      {"nodes": f"{QUARTER} qs = Mul(q0, c) {HEADS} {PRODUCTS} {ATTEND} {JOIN}".replace("Reshape(q,", "Reshape(qs,"),
-       "inputs": QKV.replace(" q,", " q0,")}, {**STANDARD, "scale": 0.25}),
+    {
+      "nodes": f"{QUARTER} qs = Mul(q0, c) {HEADS} {PRODUCTS} {ATTEND} {JOIN}".replace("Reshape(q,", "Reshape(qs,"),
+      "inputs": QKV.replace(" q,", " q0,"),
+    },
+    {**STANDARD, "scale": 0.25},
+  ),
   "softmax in another dtype": (
-      {"nodes": f"{HEADS} {PRODUCTS} wide = Cast<to = 11> (s)  pw = Softmax<axis = -1> (wide)  p = Cast<to = 1> (pw) "
-                f"a = MatMul(p, vh)  {JOIN}", "inputs": QKV}, STANDARD),
+    {
+      "nodes": f"{HEADS} {PRODUCTS} wide = Cast<to=11>(s)  pw = Softmax<axis=-1>(wide)  p = Cast<to=1>(pw) "
+      f"a = MatMul(p, vh)  {JOIN}",
+      "inputs": QKV,
+    },
+    STANDARD,
+  ),
   "GPT-2: split of one product, a triangle": (
-      {"nodes": f"q, k, v = Split<axis = 2, num_outputs = 3> (x) {HEADS} {PRODUCTS}  {QUARTER}  sc = Mul(s, c) "
-                f"masked = Add(sc, m)  {MASKED} "
-                f"y4 = Transpose<perm = [0,2,1,3]> (a)  joined = {{10,32}}  y = Reshape(y4, joined)",
-       "inputs": "float[2,5,96] x", "y": "float[10,32] y",
-       "constants": "float[1,1,5,5] m = {0,-inf,-inf,-inf,-inf,0,0,-inf,-inf,-inf,0,0,0,-inf,-inf,0,0,0,0,-inf,"
-                    "0,0,0,0,0}"},
-      {**layouts(*MERGED, "(b s) (h d)"), "scale": 0.25, "causal": "upper_left"}),
+    {
+      "nodes": f"q, k, v = Split<axis=2, num_outputs=3>(x) {HEADS} {PRODUCTS}  {QUARTER}  sc = Mul(s, c) "
+      f"masked = Add(sc, m)  {MASKED} "
+      f"y4 = Transpose<perm=[0,2,1,3]>(a)  joined = {{10,32}}  y = Reshape(y4, joined)",
+      "inputs": "float[2,5,96] x",
+      "y": "float[10,32] y",
+      "constants": "float[1,1,5,5] m = {0,-inf,-inf,-inf,-inf,0,0,-inf,-inf,-inf,0,0,0,-inf,-inf,0,0,0,0,-inf,"
+      "0,0,0,0,0}",
+    },
+    {**layouts(*MERGED, "(b s) (h d)"), "scale": 0.25, "causal": "upper_left"},
+  ),
   "timm: Gather of a permuted product": (
-      {"nodes": f"five = {{2,5,3,4,8}}  x5 = Reshape(x, five)  t = Transpose<perm = [2,0,3,1,4]> (x5) "
-                "i0 = Constant<value_int = 0> ()  i1 = Constant<value_int = 1> ()  i2 = Constant<value_int = -1> () "
-                "qh = Gather<axis = 0> (t, i0)  kh = Gather<axis = 0> (t, i1)  vh = Gather<axis = 0> (t, i2) "
-                f"kt = Transpose<perm = [0,1,3,2]> (kh)  s = MatMul(qh, kt)  {ATTEND} {JOIN}",
-       "inputs": "float[2,5,96] x"}, layouts(*MERGED)),
+    {
+      "nodes": f"five = {{2,5,3,4,8}}  x5 = Reshape(x, five)  t = Transpose<perm=[2,0,3,1,4]>(x5) "
+      "i0 = Constant<value_int=0>()  i1 = Constant<value_int=1>()  i2 = Constant<value_int=-1>() "
+      "qh = Gather<axis=0>(t, i0)  kh = Gather<axis=0>(t, i1)  vh = Gather<axis=0>(t, i2) "
+      f"kt = Transpose<perm=[0,1,3,2]>(kh)  s = MatMul(qh, kt)  {ATTEND} {JOIN}",
+      "inputs": "float[2,5,96] x",
+    },
+    layouts(*MERGED),
+  ),
   "timm: Split and Squeeze": (
-      {"nodes": f"five = {{2,5,3,4,8}}  x5 = Reshape(x, five)  t = Transpose<perm = [2,0,3,1,4]> (x5) "
-                "ones = {1,1,1}  zero = {0}  q1, k1, v1 = Split<axis = 0> (t, ones)  qh = Squeeze(q1, zero) "
-                "kh = Squeeze(k1, zero)  vh = Squeeze(v1, zero) "
-                f"kt = Transpose<perm = [0,1,3,2]> (kh)  s = MatMul(qh, kt)  {ATTEND} {JOIN}",
-       "inputs": "float[2,5,96] x"}, layouts(*MERGED)),
+    {
+      "nodes": f"five = {{2,5,3,4,8}}  x5 = Reshape(x, five)  t = Transpose<perm=[2,0,3,1,4]>(x5) "
+      "ones = {1,1,1}  zero = {0}  q1, k1, v1 = Split<axis=0>(t, ones)  qh = Squeeze(q1, zero) "
+      "kh = Squeeze(k1, zero)  vh = Squeeze(v1, zero) "
+      f"kt = Transpose<perm=[0,1,3,2]>(kh)  s = MatMul(qh, kt)  {ATTEND} {JOIN}",
+      "inputs": "float[2,5,96] x",
+    },
+    layouts(*MERGED),
+  ),
   "BLOOM and GPT-NeoX: heads before the three": (
-      {"nodes": "five = {2,5,4,3,8}  x5 = Reshape(x, five)  three = {3} "
-                "i0 = {0}  i1 = {1}  i2 = {2}  i3 = {3} "
-                "q1 = Slice(x5, i0, i1, i3)  k1 = Slice(x5, i1, i2, i3)  v1 = Slice(x5, i2, i3, i3) "
-                "q4 = Squeeze(q1, i3)  k4 = Squeeze(k1, i3)  v4 = Squeeze(v1, i3) "
-                "qh = Transpose<perm = [0,2,1,3]> (q4)  vh = Transpose<perm = [0,2,1,3]> (v4) "
-                f"{PRODUCTS} {ATTEND} {JOIN}", "inputs": "float[2,5,96] x"},
-      layouts("b s (h 0/3 d)", "b s (h 1/3 d)", "b s (h 2/3 d)")),
+    {
+      "nodes": "five = {2,5,4,3,8}  x5 = Reshape(x, five)  three = {3} "
+      "i0 = {0}  i1 = {1}  i2 = {2}  i3 = {3} "
+      "q1 = Slice(x5, i0, i1, i3)  k1 = Slice(x5, i1, i2, i3)  v1 = Slice(x5, i2, i3, i3) "
+      "q4 = Squeeze(q1, i3)  k4 = Squeeze(k1, i3)  v4 = Squeeze(v1, i3) "
+      "qh = Transpose<perm=[0,2,1,3]>(q4)  vh = Transpose<perm=[0,2,1,3]>(v4) "
+      f"{PRODUCTS} {ATTEND} {JOIN}",
+      "inputs": "float[2,5,96] x",
+    },
+    layouts("b s (h 0/3 d)", "b s (h 1/3 d)", "b s (h 2/3 d)"),
+  ),
   "torch.nn.MultiheadAttention: rows first, batch and heads in one axis": (
-      {"nodes": "four = {5,2,3,32}  zero = {0}  two = {-2}  x4 = Reshape(x, four)  x5 = Unsqueeze(x4, zero) "
-                "t = Transpose<perm = [3,1,2,0,4]> (x5)  x3 = Squeeze(t, two) "
-                "i0 = Constant<value_int = 0> ()  i1 = Constant<value_int = 1> ()  i2 = Constant<value_int = 2> () "
-                "q = Gather<axis = 0> (x3, i0)  k = Gather<axis = 0> (x3, i1)  v = Gather<axis = 0> (x3, i2) "
-                "flat = {5,8,8}  heads = {2,4,5,8}  keys = {2,4,8,5} "
-                "qf = Reshape(q, flat)  qt = Transpose<perm = [1,0,2]> (qf)  qh = Reshape(qt, heads) "
-                "kf = Reshape(k, flat)  kt3 = Transpose<perm = [1,2,0]> (kf)  kt = Reshape(kt3, keys) "
-                "vf = Reshape(v, flat)  vt = Transpose<perm = [1,0,2]> (vf)  vh = Reshape(vt, heads) "
-                f"s = MatMul(qh, kt)  {ATTEND}  y4 = Transpose<perm = [2,0,1,3]> (a)  joined = {{10,32}} "
-                "y = Reshape(y4, joined)", "inputs": "float[5,2,96] x", "y": "float[10,32] y"},
-      layouts("s b (0/3 h d)", "s b (1/3 h d)", "s b (2/3 h d)", "(s b) (h d)")),
+    {
+      "nodes": "four = {5,2,3,32}  zero = {0}  two = {-2}  x4 = Reshape(x, four)  x5 = Unsqueeze(x4, zero) "
+      "t = Transpose<perm=[3,1,2,0,4]>(x5)  x3 = Squeeze(t, two) "
+      "i0 = Constant<value_int=0>()  i1 = Constant<value_int=1>()  i2 = Constant<value_int=2>() "
+      "q = Gather<axis=0>(x3, i0)  k = Gather<axis=0>(x3, i1)  v = Gather<axis=0>(x3, i2) "
+      "flat = {5,8,8}  heads = {2,4,5,8}  keys = {2,4,8,5} "
+      "qf = Reshape(q, flat)  qt = Transpose<perm=[1,0,2]>(qf)  qh = Reshape(qt, heads) "
+      "kf = Reshape(k, flat)  kt3 = Transpose<perm=[1,2,0]>(kf)  kt = Reshape(kt3, keys) "
+      "vf = Reshape(v, flat)  vt = Transpose<perm=[1,0,2]>(vf)  vh = Reshape(vt, heads) "
+      f"s = MatMul(qh, kt)  {ATTEND}  y4 = Transpose<perm=[2,0,1,3]>(a)  joined = {{10,32}} "
+      "y = Reshape(y4, joined)",
+      "inputs": "float[5,2,96] x",
+      "y": "float[10,32] y",
+    },
+    layouts("s b (0/3 h d)", "s b (1/3 h d)", "s b (2/3 h d)", "(s b) (h d)"),
+  ),
   "batch and heads in one axis of the products": (
-      {"nodes": "flat = {5,8,8}  q3 = Reshape(q, flat)  qh = Transpose<perm = [1,0,2]> (q3)  k3 = Reshape(k, flat) "
-                "kt = Transpose<perm = [1,2,0]> (k3)  v3 = Reshape(v, flat)  vh = Transpose<perm = [1,0,2]> (v3) "
-                f"s = MatMul(qh, kt)  {ATTEND}  y3 = Transpose<perm = [1,0,2]> (a)  joined = {{5,2,32}} "
-                "y = Reshape(y3, joined)",
-       "inputs": "float[5,2,32] q, float[5,2,32] k, float[5,2,32] v", "y": "float[5,2,32] y"},
-      layouts("s b (h d)", "s b (h d)", "s b (h d)", "s b (h d)")),
+    {
+      "nodes": "flat = {5,8,8}  q3 = Reshape(q, flat)  qh = Transpose<perm=[1,0,2]>(q3)  k3 = Reshape(k, flat) "
+      "kt = Transpose<perm=[1,2,0]>(k3)  v3 = Reshape(v, flat)  vh = Transpose<perm=[1,0,2]>(v3) "
+      f"s = MatMul(qh, kt)  {ATTEND}  y3 = Transpose<perm=[1,0,2]>(a)  joined = {{5,2,32}} "
+      "y = Reshape(y3, joined)",
+      "inputs": "float[5,2,32] q, float[5,2,32] k, float[5,2,32] v",
+      "y": "float[5,2,32] y",
+    },
+    layouts("s b (h d)", "s b (h d)", "s b (h d)", "s b (h d)"),
+  ),
   "Llama: 4 heads, 2 of keys and values, expanded": (
-      {"nodes": "by_head = {2,5,4,8}  few = {2,5,2,8}  more = {2,2,2,5,8}  all = {2,4,5,8}  two = {2} "
-                "q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4) "
-                "k4 = Reshape(k, few)  kf = Transpose<perm = [0,2,1,3]> (k4)  k5 = Unsqueeze(kf, two) "
-                "ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm = [0,1,3,2]> (kh) "
-                "v4 = Reshape(v, few)  vf = Transpose<perm = [0,2,1,3]> (v4)  v5 = Unsqueeze(vf, two) "
-                f"ve = Expand(v5, more)  vh = Reshape(ve, all)  s = MatMul(qh, kt)  {ATTEND} {JOIN}",
-       "inputs": "float[2,5,32] q, float[2,5,16] k, float[2,5,16] v"}, STANDARD),
+    {
+      "nodes": "by_head = {2,5,4,8}  few = {2,5,2,8}  more = {2,2,2,5,8}  all = {2,4,5,8}  two = {2} "
+      "q4 = Reshape(q, by_head)  qh = Transpose<perm=[0,2,1,3]>(q4) "
+      "k4 = Reshape(k, few)  kf = Transpose<perm=[0,2,1,3]>(k4)  k5 = Unsqueeze(kf, two) "
+      "ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm=[0,1,3,2]>(kh) "
+      "v4 = Reshape(v, few)  vf = Transpose<perm=[0,2,1,3]>(v4)  v5 = Unsqueeze(vf, two) "
+      f"ve = Expand(v5, more)  vh = Reshape(ve, all)  s = MatMul(qh, kt)  {ATTEND} {JOIN}",
+      "inputs": "float[2,5,32] q, float[2,5,16] k, float[2,5,16] v",
+    },
+    STANDARD,
+  ),
   "one head of keys and values, which the products broadcast": (
-      {"nodes": "by_head = {2,5,4,8}  q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4)  one = {1} "
-                "k1 = Unsqueeze(k, one)  kt = Transpose<perm = [0,1,3,2]> (k1)  vh = Unsqueeze(v, one) "
-                f"s = MatMul(qh, kt)  {ATTEND} {JOIN}",
-       "inputs": "float[2,5,32] q, float[2,5,8] k, float[2,5,8] v"}, STANDARD),
+    {
+      "nodes": "by_head = {2,5,4,8}  q4 = Reshape(q, by_head)  qh = Transpose<perm=[0,2,1,3]>(q4)  one = {1} "
+      "k1 = Unsqueeze(k, one)  kt = Transpose<perm=[0,1,3,2]>(k1)  vh = Unsqueeze(v, one) "
+      f"s = MatMul(qh, kt)  {ATTEND} {JOIN}",
+      "inputs": "float[2,5,32] q, float[2,5,8] k, float[2,5,8] v",
+    },
+    STANDARD,
+  ),
   "Falcon: heads of queries, keys and values in one axis": (
-      {"nodes": "many = {2,5,6,8}  x4 = Reshape(x, many)  i0 = {0}  i4 = {4}  i5 = {5}  i6 = {6}  two = {2} "
-                "q4 = Slice(x4, i0, i4, two)  k4 = Slice(x4, i4, i5, two)  v4 = Slice(x4, i5, i6, two) "
-                f"qh = Transpose<perm = [0,2,1,3]> (q4)  vh = Transpose<perm = [0,2,1,3]> (v4)  {PRODUCTS} {ATTEND} "
-                f"{JOIN}", "inputs": "float[2,5,48] x"},
-      layouts("b s (h:0/6 d)", "b s (4/6 h d)", "b s (5/6 h d)")),
+    {
+      "nodes": "many = {2,5,6,8}  x4 = Reshape(x, many)  i0 = {0}  i4 = {4}  i5 = {5}  i6 = {6}  two = {2} "
+      "q4 = Slice(x4, i0, i4, two)  k4 = Slice(x4, i4, i5, two)  v4 = Slice(x4, i5, i6, two) "
+      f"qh = Transpose<perm=[0,2,1,3]>(q4)  vh = Transpose<perm=[0,2,1,3]>(v4)  {PRODUCTS} {ATTEND} "
+      f"{JOIN}",
+      "inputs": "float[2,5,48] x",
+    },
+    layouts("b s (h:0/6 d)", "b s (4/6 h d)", "b s (5/6 h d)"),
+  ),
   "softcap and a window": (
-      {"nodes": f"{HEADS} {PRODUCTS}  {QUARTER}  cap = float {{2}}  sc = Mul(s, c) "
-                "d = Div(sc, cap)  t = Tanh(d)  capped = Mul(t, cap)  masked = Add(capped, m) "
-                f"{MASKED}  {JOIN}", "inputs": QKV,
-       "constants": "float[5,5] m = {0,-inf,-inf,-inf,-inf,0,0,-inf,-inf,-inf,-inf,0,0,-inf,-inf,-inf,-inf,0,0,-inf,"
-                    "-inf,-inf,-inf,0,0}"},
-      {**STANDARD, "scale": 0.25, "softcap": 2.0, "causal": "upper_left", "window": 2}),
+    {
+      "nodes": f"{HEADS} {PRODUCTS}  {QUARTER}  cap = float {{2}}  sc = Mul(s, c) "
+      "d = Div(sc, cap)  t = Tanh(d)  capped = Mul(t, cap)  masked = Add(capped, m) "
+      f"{MASKED}  {JOIN}",
+      "inputs": QKV,
+      "constants": "float[5,5] m = {0,-inf,-inf,-inf,-inf,0,0,-inf,-inf,-inf,-inf,0,0,-inf,-inf,-inf,-inf,0,0,-inf,"
+      "-inf,-inf,-inf,0,0}",
+    },
+    {**STANDARD, "scale": 0.25, "softcap": 2.0, "causal": "upper_left", "window": 2},
+  ),
   "more keys than queries, values of another size, lower right": (
-      {"nodes": "by_head = {2,2,4,8}  q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4) "
-                "keys = {2,4,4,8}  k4 = Reshape(k, keys)  values = {2,4,4,3}  v4 = Reshape(v, values) "
-                f"vh = Transpose<perm = [0,2,1,3]> (v4)  {PRODUCTS}  masked = Where(m, s, low) "
-                f"{MASKED}  y = Transpose<perm = [0,2,1,3]> (a)",
-       "inputs": "float[2,2,32] q, float[2,4,32] k, float[2,4,12] v", "y": "float[2,2,4,3] y",
-       "constants": "bool[2,4] m = {1,1,1,0,1,1,1,1}, float low = {-10000}"},
-      {**layouts("b s (h d)", "b s (h d)", "b s (h d)", "b s h d"), "causal": "lower_right"}),
+    {
+      "nodes": "by_head = {2,2,4,8}  q4 = Reshape(q, by_head)  qh = Transpose<perm=[0,2,1,3]>(q4) "
+      "keys = {2,4,4,8}  k4 = Reshape(k, keys)  values = {2,4,4,3}  v4 = Reshape(v, values) "
+      f"vh = Transpose<perm=[0,2,1,3]>(v4)  {PRODUCTS}  masked = Where(m, s, low) "
+      f"{MASKED}  y = Transpose<perm=[0,2,1,3]>(a)",
+      "inputs": "float[2,2,32] q, float[2,4,32] k, float[2,4,12] v",
+      "y": "float[2,2,4,3] y",
+      "constants": "bool[2,4] m = {1,1,1,0,1,1,1,1}, float low = {-10000}",
+    },
+    {**layouts("b s (h d)", "b s (h d)", "b s (h d)", "b s h d"), "causal": "lower_right"},
+  ),
   "Swin: a bias of heads and a mask of windows": (
-      {"nodes": f"{HEADS} {PRODUCTS}  biased = Add(s, bias)  windows = {{1,2,4,5,5}}  s5 = Reshape(biased, windows) "
-                "masked5 = Add(s5, m)  back = {-1,4,5,5}  masked = Reshape(masked5, back) "
-                f"{MASKED}  {JOIN}",
-       "inputs": f"{QKV}, float[1,4,5,5] bias, float[1,2,1,5,5] m"}, {**STANDARD, "mask_dtype": "float"}),
+    {
+      "nodes": f"{HEADS} {PRODUCTS}  biased = Add(s, bias)  windows = {{1,2,4,5,5}}  s5 = Reshape(biased, windows) "
+      "masked5 = Add(s5, m)  back = {-1,4,5,5}  masked = Reshape(masked5, back) "
+      f"{MASKED}  {JOIN}",
+      "inputs": f"{QKV}, float[1,4,5,5] bias, float[1,2,1,5,5] m",
+    },
+    {**STANDARD, "mask_dtype": "float"},
+  ),
   "Swin: the windows of two images": (
-      {"nodes": f"{HEADS} {PRODUCTS}  biased = Add(s, bias)  windows = {{2,2,4,5,5}}  s5 = Reshape(biased, windows) "
-                "masked5 = Add(s5, m)  back = {-1,4,5,5}  masked = Reshape(masked5, back) "
-                f"{MASKED}  {JOIN}"
-                .replace("{2,5,", "{4,5,"),
-       "inputs": f"{QKV}, float[1,4,5,5] bias, float[1,2,1,5,5] m".replace("[2,5,32]", "[4,5,32]"),
-       "y": "float[4,5,32] y"}, {**STANDARD, "mask_dtype": "float"}),
+    {
+      "nodes": f"{HEADS} {PRODUCTS}  biased = Add(s, bias)  windows = {{2,2,4,5,5}}  s5 = Reshape(biased, windows) "
+      "masked5 = Add(s5, m)  back = {-1,4,5,5}  masked = Reshape(masked5, back) "
+      f"{MASKED}  {JOIN}".replace("{2,5,", "{4,5,"),
+      "inputs": f"{QKV}, float[1,4,5,5] bias, float[1,2,1,5,5] m".replace("[2,5,32]", "[4,5,32]"),
+      "y": "float[4,5,32] y",
+    },
+    {**STANDARD, "mask_dtype": "float"},
+  ),
   "MaxViT: windows on an axis of their own, Einsum": (
-      {"nodes": "i0 = {0}  i1 = {32}  i2 = {64}  i3 = {96}  three = {3}  five = {2,3,5,4,8} "
-                "q = Slice(x, i0, i1, three)  k = Slice(x, i1, i2, three)  v = Slice(x, i2, i3, three) "
-                "q5 = Reshape(q, five)  qh = Transpose<perm = [0,1,3,2,4]> (q5) "
-                "k5 = Reshape(k, five)  kh = Transpose<perm = [0,1,3,2,4]> (k5) "
-                "v5 = Reshape(v, five)  vh = Transpose<perm = [0,1,3,2,4]> (v5) "
-                f"{QUARTER}  ks = Mul(kh, c) "
-                "s = Einsum<equation = \"B G H I D, B G H J D -> B G H I J\"> (qh, ks)  biased = Add(s, bias) "
-                "p = Softmax<axis = -1> (biased) "
-                "a = Einsum<equation = \"B G H I J, B G H J D -> B G H I D\"> (p, vh) "
-                "t = Transpose<perm = [0,1,3,2,4]> (a)  joined = {2,3,5,32}  y = Reshape(t, joined)",
-       "inputs": "float[2,3,5,96] x, float[1,4,5,5] bias", "y": "float[2,3,5,32] y"},
-      {**layouts(*MERGED), "scale": 0.25, "mask_dtype": "float"}),
-}  # fmt: skip
+    {
+      "nodes": "i0 = {0}  i1 = {32}  i2 = {64}  i3 = {96}  three = {3}  five = {2,3,5,4,8} "
+      "q = Slice(x, i0, i1, three)  k = Slice(x, i1, i2, three)  v = Slice(x, i2, i3, three) "
+      "q5 = Reshape(q, five)  qh = Transpose<perm=[0,1,3,2,4]>(q5) "
+      "k5 = Reshape(k, five)  kh = Transpose<perm=[0,1,3,2,4]>(k5) "
+      "v5 = Reshape(v, five)  vh = Transpose<perm=[0,1,3,2,4]>(v5) "
+      f"{QUARTER}  ks = Mul(kh, c) "
+      's = Einsum<equation="B G H I D, B G H J D -> B G H I J"> (qh, ks)  biased = Add(s, bias) '
+      "p = Softmax<axis=-1>(biased) "
+      'a = Einsum<equation="B G H I J, B G H J D -> B G H I D"> (p, vh) '
+      "t = Transpose<perm=[0,1,3,2,4]>(a)  joined = {2,3,5,32}  y = Reshape(t, joined)",
+      "inputs": "float[2,3,5,96] x, float[1,4,5,5] bias",
+      "y": "float[2,3,5,32] y",
+    },
+    {**layouts(*MERGED), "scale": 0.25, "mask_dtype": "float"},
+  ),
+}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form_becomes_one_node(form):
   given, expected = FORMS[form]
   optimized, node = fused(graph(**given))
@@ -183,8 +259,11 @@ def test_every_form_becomes_one_node(form):
 
 
 def test_heads_of_keys_and_values_are_counted():
-  for form, heads in {"sdpa": (4, 4), "Llama: 4 heads, 2 of keys and values, expanded": (4, 2),
-                      "one head of keys and values, which the products broadcast": (4, 1)}.items():  # fmt: skip
+  for form, heads in {
+    "sdpa": (4, 4),
+    "Llama: 4 heads, 2 of keys and values, expanded": (4, 2),
+    "one head of keys and values, which the products broadcast": (4, 1),
+  }.items():
     _, node = fused(graph(**FORMS[form][0]))
     values = {each.name: each.i for each in node.attribute}
     assert (values["heads"], values["kv_heads"]) == heads
@@ -192,14 +271,14 @@ def test_heads_of_keys_and_values_are_counted():
 
 def test_batch_and_rows_may_be_open():
   """As exporters write it: lengths from Shape and Gather, the heads as -1."""
-  nodes = """length = Shape(x)  i0 = Constant<value_int = 0> ()  i1 = Constant<value_int = 1> ()  axis = {0}
+  nodes = """length = Shape(x)  i0 = Constant<value_int=0>()  i1 = Constant<value_int=1>()  axis = {0}
     b0 = Gather(length, i0)  s0 = Gather(length, i1)  b = Unsqueeze(b0, axis)  s1 = Unsqueeze(s0, axis)
-    rest = {-1,8}  all = {-1}  by_head = Concat<axis = 0> (b, s1, rest)  joined = Concat<axis = 0> (b, s1, all)
-    q, k, v = Split<axis = 2, num_outputs = 3> (x)
-    q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, by_head)
-    v4 = Reshape(v, by_head)  vh = Transpose<perm = [0,2,1,3]> (v4)"""
+    rest = {-1,8}  all = {-1}  by_head = Concat<axis=0>(b, s1, rest)  joined = Concat<axis=0>(b, s1, all)
+    q, k, v = Split<axis=2, num_outputs=3>(x)
+    q4 = Reshape(q, by_head)  qh = Transpose<perm=[0,2,1,3]>(q4)  k4 = Reshape(k, by_head)
+    v4 = Reshape(v, by_head)  vh = Transpose<perm=[0,2,1,3]>(v4)"""
   original = graph(
-    f"{nodes} {PRODUCTS}  masked = Add(s, m)  {MASKED} y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4, joined)",
+    f"{nodes} {PRODUCTS}  masked = Add(s, m)  {MASKED} y4 = Transpose<perm=[0,2,1,3]>(a)  y = Reshape(y4, joined)",
     "float[batch,rows,96] x, float[batch,1,1,rows] m",
     "float[batch,rows,32] y",
   )
@@ -222,7 +301,7 @@ def test_a_result_that_is_read_before_its_transpose_stays_in_heads():
 
 def test_a_result_that_is_needed_by_columns_is_written_by_rows():
   """As BoTNet's before its pool, which has channels first: engines on tensor cores write rows alone."""
-  back = "back = Transpose<perm = [0,1,3,2]> (a)  joined = {2,32,5}  y = Reshape(back, joined)"
+  back = "back = Transpose<perm=[0,1,3,2]>(a)  joined = {2,32,5}  y = Reshape(back, joined)"
   _, node = fused(
     graph(f"{HEADS} {PRODUCTS} {ATTEND} {back}", QKV, "float[2,32,5] y"),
     into=["FusedAttention", "Transpose", "Reshape"],
@@ -232,7 +311,7 @@ def test_a_result_that_is_needed_by_columns_is_written_by_rows():
 
 NEAR_MISSES = {
   "the softmax is over the queries": (
-      {"nodes": f"{HEADS} {PRODUCTS} p = Softmax<axis = 2> (s)  a = MatMul(p, vh)  {JOIN}", "inputs": QKV},
+      {"nodes": f"{HEADS} {PRODUCTS} p = Softmax<axis=2>(s)  a = MatMul(p, vh)  {JOIN}", "inputs": QKV},
       "its axis 2 is not that over which"),
   "the weights are an output": (
       {"nodes": f"{HEADS} {PRODUCTS} {ATTEND} {JOIN}", "inputs": QKV, "y": "float[2,5,32] y, float[2,4,5,5] p"},
@@ -241,17 +320,17 @@ NEAR_MISSES = {
       {"nodes": f"{HEADS} {PRODUCTS} {ATTEND} {JOIN} z = Neg(s)", "inputs": QKV,
        "y": "float[2,5,32] y, float[2,4,5,5] z"}, "'s' is also used by"),
   "scaled after the mask": (
-      {"nodes": f"{HEADS} {PRODUCTS} {QUARTER} masked = Add(s, m)  sc = Mul(masked, c)  p = Softmax<axis = -1> (sc) "
+      {"nodes": f"{HEADS} {PRODUCTS} {QUARTER} masked = Add(s, m)  sc = Mul(masked, c)  p = Softmax<axis=-1>(sc) "
                 f"a = MatMul(p, vh)  {JOIN}", "inputs": f"{QKV}, float[5,5] m"}, "scaled or capped after"),
   "a factor for each head": (
-      {"nodes": f"{HEADS} {PRODUCTS} sc = Mul(s, f)  p = Softmax<axis = -1> (sc)  a = MatMul(p, vh)  {JOIN}",
+      {"nodes": f"{HEADS} {PRODUCTS} sc = Mul(s, f)  p = Softmax<axis=-1>(sc)  a = MatMul(p, vh)  {JOIN}",
        "inputs": f"{QKV}, float[4,1,1] f"}, "its factor is no constant number"),
   "a number that is not large": (
       {"nodes": f"{HEADS} {PRODUCTS} low = float {{-10}}  masked = Where(m, s, low) "
                 f"{MASKED}  {JOIN}", "inputs": f"{QKV}, bool[5,5] m"},
       "neither adds a mask nor fills in a large negative number"),
   "an operator between": (
-      {"nodes": f"{HEADS} {PRODUCTS} r = Relu(s)  p = Softmax<axis = -1> (r)  a = MatMul(p, vh)  {JOIN}",
+      {"nodes": f"{HEADS} {PRODUCTS} r = Relu(s)  p = Softmax<axis=-1>(r)  a = MatMul(p, vh)  {JOIN}",
        "inputs": QKV}, "it stands between the product of queries and keys and the Softmax"),
   "a head that is too large": (
       {"nodes": PLAIN,
@@ -262,7 +341,7 @@ NEAR_MISSES = {
        "inputs": "float[N,1,3,8] q, float[N,1,3,8] k, float[M,1,3,8] v", "y": "float[any,1,3,8] y"},
       "are not known to have the same leading axes"),
   "no product before the softmax": (
-      {"nodes": "p = Softmax<axis = -1> (q)  y = MatMul(p, v)", "inputs": "float[2,1,3,3] q, float[2,1,3,8] v",
+      {"nodes": "p = Softmax<axis=-1>(q)  y = MatMul(p, v)", "inputs": "float[2,1,3,3] q, float[2,1,3,8] v",
        "y": "float[2,1,3,8] y"}, "'q' is not computed from a product of queries and keys"),
   "an Einsum that repeats an element of its sum": (
       {"nodes": EINSUMS,
@@ -273,10 +352,10 @@ NEAR_MISSES = {
        "inputs": "float[2,3,4,8] q, float[2,5,4,8] k, float[2,1,4,8] v", "y": "float[2,3,4,8] y"},
       "the lengths of the sum over 'k' are not known to be equal"),
   "a mask that adds a dimension": (
-      {"nodes": f"{HEADS} {PRODUCTS} masked = Add(s, m)  p = Softmax<axis = -1> (masked)  y = MatMul(p, vh)",
+      {"nodes": f"{HEADS} {PRODUCTS} masked = Add(s, m)  p = Softmax<axis=-1>(masked)  y = MatMul(p, vh)",
        "inputs": f"{QKV}, float[1,1,1,1,5] m", "y": "float[1,2,4,5,8] y"}, "may be larger than the scores"),
   "the weights are the values": (
-      {"nodes": f"{HEADS} {PRODUCTS} p = Softmax<axis = -1> (s)  y = MatMul(p, p)", "inputs": QKV,
+      {"nodes": f"{HEADS} {PRODUCTS} p = Softmax<axis=-1>(s)  y = MatMul(p, p)", "inputs": QKV,
        "y": "float[2,4,5,5] y"}, "the attention that 'p' is a part of also reads it"),
   "the scores are their mask": (
       {"nodes": f"{HEADS} {PRODUCTS} masked = Add(s, s)  {MASKED}  {JOIN}",
@@ -284,15 +363,13 @@ NEAR_MISSES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("miss", NEAR_MISSES)
+@parametrize("miss", NEAR_MISSES)
 def test_near_misses_stay_and_say_why(miss):
   given, reason = NEAR_MISSES[miss]
   assert_unchanged(graph(**given), [FUSE_ATTENTION], reason)
 
 
-@pytest.mark.parametrize(
-  ("name", "axis"), [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)]
-)
+@parametrize("name, axis", [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)])
 def test_an_expand_that_the_operator_has_no_word_for_stays(name, axis):
   sizes = [1 if each == axis else size for each, size in enumerate((2, 4, 5, 8))]
   inputs = ", ".join(f"float{sizes if each == name else [2, 4, 5, 8]} {each}" for each in "qkv")
@@ -306,30 +383,28 @@ def test_products_without_a_softmax_are_no_near_miss():
 
 
 def test_a_mask_with_a_batch_of_its_own_stays():
-  nodes = PLAIN.replace("p = Softmax<axis = -1> (s)", "masked = Add(s, m)  p = Softmax<axis = -1> (masked)")
+  nodes = PLAIN.replace("p = Softmax<axis=-1>(s)", "masked = Add(s, m)  p = Softmax<axis=-1>(masked)")
   inputs = "float[N,4,5,8] q, float[N,4,5,8] k, float[N,4,5,8] v, float[M,1,5,5] m"
   assert_unchanged(graph(nodes, inputs, "float[any,4,5,8] y"), [FUSE_ATTENTION], "may be larger than the scores")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("dtype", ["float16", "bfloat16"])
 def test_products_in_float32_between_casts(dtype, monkeypatch):
   """As --precision leaves an Einsum in bfloat16, for which there is no kernel."""
   monkeypatch.undo()
   to = {"float16": 10, "bfloat16": 16}[dtype]
-  narrow = " ".join(f"{name} = Cast<to = {to}> ({name}0)  {name}w = Cast<to = 1> ({name})" for name in "qkv")
-  nodes = f"""{narrow}  s = Einsum<equation = "bhid,bhjd->bhij"> (qw, kw)  p = Softmax<axis = -1> (s)
-    a = Einsum<equation = "bhij,bhjd->bhid"> (p, vw)  y0 = Cast<to = {to}> (a)  y = Cast<to = 1> (y0)"""
+  narrow = " ".join(f"{name} = Cast<to={to}>({name}0)  {name}w = Cast<to=1>({name})" for name in "qkv")
+  nodes = f"""{narrow}  s = Einsum<equation="bhid,bhjd->bhij"> (qw, kw)  p = Softmax<axis=-1>(s)
+    a = Einsum<equation="bhij,bhjd->bhid"> (p, vw)  y0 = Cast<to={to}>(a)  y = Cast<to=1>(y0)"""
   original = graph(nodes, ", ".join(f"float[2,4,5,8] {name}0" for name in "qkv"), "float[2,4,5,8] y")
-  optimized, _ = run_pass(original, FUSE_ATTENTION)
-  assert operators(optimized) == ["Cast"] * 3 + ["FusedAttention", "Cast"]
+  optimized, _ = run_pass(original, FUSE_ATTENTION, into=["Cast"] * 3 + ["FusedAttention", "Cast"])
   given = feeds(original, scale=0.7)
   for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
     assert_close(expected, found, precision=dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float", "double"])
+@parametrize("dtype", ["float", "double"])
 def test_other_dtypes_stay(dtype, monkeypatch):
   monkeypatch.undo()
-  inputs = ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv")
-  original = graph(PLAIN, inputs, f"{dtype}[2,4,5,8] y")
+  original = graph(PLAIN, ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv"), f"{dtype}[2,4,5,8] y")
   assert_unchanged(original, [FUSE_ATTENTION], "attention is fused in float16 and bfloat16")

@@ -4,17 +4,15 @@ import numpy as np
 import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, attributes, feeds, fused, graph, in_float  # noqa: F401
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, operators, restore, run, run_pass
+from pass_helpers import add_weights, assert_unchanged, nodes_of, operators, parametrize, restore, run, run_pass
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
 QKV = "float[2,4,5,8] q, float[2,4,5,8] k, float[2,4,5,8] v"
-SCORES = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)"
-END = "p = Softmax<axis = -1> (masked)  y = MatMul(p, v)"
+SCORES = "kt = Transpose<perm=[0,1,3,2]>(k)  s = MatMul(q, kt)"
+END = "p = Softmax<axis=-1>(masked)  y = MatMul(p, v)"
 Y = "float[2,4,5,8] y"
 LOW = "low = float {-3e38}  zero = float {0}"
 LOWEST = "lowest = float {-3.4028235e38}"
@@ -36,8 +34,8 @@ CAUSAL = {
 }
 
 
-@pytest.mark.parametrize("number", [-np.inf, -3e38, -65504.0, -1e4])
-@pytest.mark.parametrize("name", CAUSAL)
+@parametrize("number", [-np.inf, -3e38, -65504.0, -1e4])
+@parametrize("name", CAUSAL)
 def test_constant_triangles_become_attributes(name, number):
   kept, expected = CAUSAL[name]
   _, node = fused(with_constant(np.where(kept, 0, number).astype(np.float32)))
@@ -45,7 +43,7 @@ def test_constant_triangles_become_attributes(name, number):
   assert len(node.input) == 3
 
 
-@pytest.mark.parametrize(("values", "how"), [(TRIANGLE, "Where(m, s, low)"), (~TRIANGLE, "Where(m, low, s)")])
+@parametrize("values, how", [(TRIANGLE, "Where(m, s, low)"), (~TRIANGLE, "Where(m, low, s)")])
 def test_constant_bools_do_too(values, how):
   _, node = fused(with_constant(values, f"masked = {how}"))
   assert attributes(node) == {"causal": "upper_left"}
@@ -60,7 +58,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@parametrize("name", OTHERS)
 def test_other_constants_stay_operands(name):
   values, dtype = OTHERS[name]
   _, node = fused(with_constant(values.astype(np.float32)))
@@ -95,8 +93,7 @@ def test_an_and_with_nothing_but_true_is_no_mask():
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
   add_weights(original, t=np.ones((1, 1, 5, 1), bool))
   optimized, node = fused(original, into=["Where", "FusedAttention"])
-  made = next(each for each in optimized.graph.node if each.op_type == "Where")
-  assert made.input[0] == "m"
+  assert nodes_of(optimized, "Where")[0].input[0] == "m"
   assert attributes(node) == {"mask_dtype": "float"}
 
 
@@ -116,7 +113,7 @@ def test_constants_that_all_texts_share_are_kept_once(rng):
   assert list(mask.dims) == [1, 4, 5, 5]
 
 
-@pytest.mark.parametrize("how", [
+@parametrize("how", [
   f"{LOW} masked = Where(m, s, low)",
   f"{LOW} bias = Where(m, zero, low)  masked = Add(s, bias)",
   "low = float {-10000}  masked = Where(m, s, low)",
@@ -132,12 +129,14 @@ def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how):
   fused(original, given={"m": mask})
 
 
-@pytest.mark.parametrize("number", [-1e4, -3e38, -np.inf])
-@pytest.mark.parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)",
-                                    "hidden = Add(t3, s)"])  # fmt: skip
+@parametrize("number", [-1e4, -3e38, -np.inf])
+@parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)", "hidden = Add(t3, s)"])
 def test_a_number_takes_the_place_of_masked_scores(before, number):
-  original = graph(f"{SCORES} {LOW} {before}  masked = Where(m, hidden, fill) {END}",
-                   f"{QKV}, bool[5,5] m, bool[5,5] t2, float[5,5] t3", Y)  # fmt: skip
+  original = graph(
+    f"{SCORES} {LOW} {before}  masked = Where(m, hidden, fill) {END}",
+    f"{QKV}, bool[5,5] m, bool[5,5] t2, float[5,5] t3",
+    Y,
+  )
   triangle = np.where(TRIANGLE, 0, -np.inf).astype(np.float32)
   add_weights(original, t=triangle, fill=np.float32(number))
   fused(original)
@@ -150,8 +149,8 @@ def test_a_number_takes_the_place_of_masked_scores(before, number):
   assert "causal" not in attributes(node) or number == -np.inf
 
 
-@pytest.mark.parametrize("low", [-1e4, -1e9])
-@pytest.mark.parametrize("behind", ["b", "Where(m2, zero, low)", "Where(m2, zero, t3)", "Where(m2, zero, lower)"])
+@parametrize("low", [-1e4, -1e9])
+@parametrize("behind", ["b", "Where(m2, zero, low)", "Where(m2, zero, t3)", "Where(m2, zero, lower)"])
 def test_what_is_added_to_a_number_may_decide_a_row(behind, low):
   """LOWEST would be lower than -1e30."""
   number = f"low = float {{{low}}}  zero = float {{0}}  lower = float {{-1e30}}"
@@ -161,20 +160,21 @@ def test_what_is_added_to_a_number_may_decide_a_row(behind, low):
   assert_unchanged(original, [FUSE_ATTENTION], "is added to", "may decide a row that is masked whole")
 
 
-@pytest.mark.parametrize("factor", [1e30, -1e4])
+@parametrize("factor", [1e30, -1e4])
 def test_integers_times_a_number_that_is_not_the_lowest_may_decide_a_row(factor):
   """Of 2 the product is positive: beside LOWEST, which is lower, 1e30 is lost."""
-  how = "low = float {-1e4}  filled = Where(m, s, low)  f = Cast<to = 1> (n)"
+  how = "low = float {-1e4}  filled = Where(m, s, low)  f = Cast<to=1>(n)"
   how += f"  one = float {{1}}  no = Sub(one, f)  factor = float {{{factor}}}"
-  original = graph(f"{SCORES} {how}  b = Mul(no, factor)  masked = Add(filled, b) {END}",
-                   f"{QKV}, bool[5,5] m, int64[5] n", Y)  # fmt: skip
+  original = graph(
+    f"{SCORES} {how}  b = Mul(no, factor)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m, int64[5] n", Y
+  )
   assert_unchanged(original, [FUSE_ATTENTION], "may decide a row that is masked whole")
 
 
 PADDINGS = {
   "bools": "zero2 = float {0}  b = Where(m2, zero2, lowest)",
   "bools of texts": "axes = {0,1}  w = Unsqueeze(m1, axes)  zero2 = float {0}  b = Where(w, zero2, lowest)",
-  "integers": "axes = {0,1}  w = Unsqueeze(n, axes)  f = Cast<to = 1> (w)  one = float {1}"
+  "integers": "axes = {0,1}  w = Unsqueeze(n, axes)  f = Cast<to=1>(w)  one = float {1}"
   "  no = Sub(one, f)  b = Mul(no, lowest)",
 }
 
@@ -182,19 +182,23 @@ PADDINGS = {
 def test_a_number_that_hides_scores_is_filled_in_as_it_is():
   """In a row that it and a padding by the same number mask whole, all keys that one of them masks weigh alike."""
   how = "low = float {-1e30}  zero = float {0}  filled = Where(m, s, low)"
-  original = graph(f"{SCORES} {how}  b = Where(m2, zero, low)  masked = Add(filled, b) {END}",
-                   f"{QKV}, bool[5,5] m, bool[5] m2", Y)  # fmt: skip
+  original = graph(
+    f"{SCORES} {how}  b = Where(m2, zero, low)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m, bool[5] m2", Y
+  )
   fused(original)
   fused(original, given={"m": TRIANGLE, "m2": np.arange(5) >= 2})
 
 
-@pytest.mark.parametrize("number", [-1e4, -1e9, -3.4028235e38])
-@pytest.mark.parametrize("triangle", [False, True])
-@pytest.mark.parametrize("padding", PADDINGS)
+@parametrize("number", [-1e4, -1e9, -3.4028235e38])
+@parametrize("triangle", [False, True])
+@parametrize("padding", PADDINGS)
 def test_a_padding_of_the_lowest_number_decides_as_before(padding, triangle, number):
   """GPT-2 in a text that is padded on the left: rows that the triangle and the padding mask whole together."""
-  original = graph(f"{SCORES} {LOWEST} filled = Where(m, s, fill)  {PADDINGS[padding]}  masked = Add(filled, b) {END}",
-                   f"{QKV}, {'' if triangle else 'bool[5,5] m,'} bool[5,5] m2, bool[5] m1, int64[5] n", Y)  # fmt: skip
+  original = graph(
+    f"{SCORES} {LOWEST} filled = Where(m, s, fill)  {PADDINGS[padding]}  masked = Add(filled, b) {END}",
+    f"{QKV}, {'' if triangle else 'bool[5,5] m,'} bool[5,5] m2, bool[5] m1, int64[5] n",
+    Y,
+  )
   add_weights(original, fill=np.float32(number))
   if triangle:
     add_weights(original, m=TRIANGLE)
@@ -204,7 +208,7 @@ def test_a_padding_of_the_lowest_number_decides_as_before(padding, triangle, num
   assert attributes(node) == {"mask_dtype": "float"}
 
 
-@pytest.mark.parametrize(("number", "causal"), [(-np.inf, True), (-3.4028235e38, False), (-1e4, False)])
+@parametrize("number, causal", [(-np.inf, True), (-3.4028235e38, False), (-1e4, False)])
 def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(number, causal):
   """In a row that both mask whole a finite number has weights, where the padding is the same or lower."""
   how = f"{LOWEST} b = Where(m2, zero, lowest)  padded = Add(s, b)  masked = Add(padded, m)"
@@ -215,23 +219,23 @@ def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(number, causal)
 
 
 def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays():
-  nodes = "kt = Transpose<perm = [0,2,1]> (k)  s = MatMul(q, kt)  masked = Add(s, m)"
+  nodes = "kt = Transpose<perm=[0,2,1]>(k)  s = MatMul(q, kt)  masked = Add(s, m)"
   original = graph(f"{nodes} {END}", "float[3,5,8] q, float[3,0,8] k, float[3,0,8] v, float[3,1,0] m", "float[3,5,8] y")
   assert_unchanged(original, [FUSE_ATTENTION], "the mask 'm' has no elements")
 
 
-@pytest.mark.parametrize(("number", "fuses"), [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
+@parametrize("number, fuses", [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
 def test_a_bias_behind_a_number_that_it_changes(number, fuses):
   original = graph(f"{SCORES} filled = Where(m, s, fill)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m", Y)
   add_weights(original, fill=np.float32(number), b=np.linspace(-90, 90, 5, dtype=np.float32))
   optimized, _ = run_pass(original, FUSE_ATTENTION)
   assert bool(attentions(optimized)) == fuses
-  given = feeds(original) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]}
-  assert_equal(original, optimized, given)
+  assert_equal(original, optimized, feeds(original) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]})
 
 
-@pytest.mark.parametrize("how", ["bias = Where(m, zero, low)", "bias = Where(m, b, low)",
-                                 "no = Not(m)  bias = Where(no, low, zero)"])  # fmt: skip
+@parametrize(
+  "how", ["bias = Where(m, zero, low)", "bias = Where(m, b, low)", "no = Not(m)  bias = Where(no, low, zero)"]
+)
 def test_in_float16_the_number_hides_the_score(how):
   """x + -65504 is -65504 in float16: the weights of a row that is masked whole are equal.
 
@@ -269,8 +273,7 @@ def test_constants_of_windows_are_repeated_for_each_image(rng):
   how = """windows = {2,2,4,5,5}  s5 = Reshape(s, windows)  m5 = Add(s5, m)  back = {4,4,5,5}
     masked = Reshape(m5, back)"""
   original = graph(f"{SCORES} {how} {END}", QKV.replace("[2,", "[4,"), Y.replace("[2,", "[4,"))
-  values = (rng.random((1, 2, 1, 5, 5)) < 0.5).astype(np.float32) * np.float32(-100)
-  add_weights(original, m=values)
+  add_weights(original, m=(rng.random((1, 2, 1, 5, 5)) < 0.5).astype(np.float32) * np.float32(-100))
   optimized, node = fused(original)
   assert attributes(node) == {"mask_dtype": "float"}
   mask = next(each for each in optimized.graph.initializer if each.name == node.input[3])
@@ -279,9 +282,9 @@ def test_constants_of_windows_are_repeated_for_each_image(rng):
 
 def test_a_mask_of_heads_that_are_read_in_groups_is_read_as_it_is():
   nodes = """two = {2}  more = {2,2,2,5,8}  all = {2,4,5,8}
-    k5 = Unsqueeze(k, two)  ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm = [0,1,3,2]> (kh)
+    k5 = Unsqueeze(k, two)  ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm=[0,1,3,2]>(kh)
     v5 = Unsqueeze(v, two)  ve = Expand(v5, more)  vh = Reshape(ve, all)
-    s = MatMul(q, kt)  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  y = MatMul(p, vh)"""
+    s = MatMul(q, kt)  masked = Add(s, m)  p = Softmax<axis=-1>(masked)  y = MatMul(p, vh)"""
   inputs = "float[2,4,5,8] q, float[2,2,5,8] k, float[2,2,5,8] v, float[1,4,5,5] m"
   _, node = fused(graph(nodes, inputs, Y), into=["FusedAttention"])
   assert node.input[3] == "m"

@@ -5,24 +5,25 @@ import onnx
 import pytest
 from attention_helpers import attributes, fused, graph, in_float  # noqa: F401
 from onnx import numpy_helper
-from onnx_models import add_weights
-from pass_helpers import operators, reasons, run_pass, seeded
+from pass_helpers import add_weights, operators, parametrize, reasons, run_pass, seeded
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
-CORE = """kt = Transpose<perm = [0,2,3,1]> (k4)  qh = Transpose<perm = [0,2,1,3]> (q4)
-  vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)  p = Softmax<axis = -1> (s)  a = MatMul(p, vh)
-  y4 = Transpose<perm = [0,2,1,3]> (a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
+CORE = """kt = Transpose<perm=[0,2,3,1]>(k4)  qh = Transpose<perm=[0,2,1,3]>(q4)
+  vh = Transpose<perm=[0,2,1,3]>(v4)  s = MatMul(qh, kt)  p = Softmax<axis=-1>(s)  a = MatMul(p, vh)
+  y4 = Transpose<perm=[0,2,1,3]>(a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
 HEADS = "heads = {2,-1,4,8}  q4 = Reshape(q, heads)  k4 = Reshape(k, heads)  v4 = Reshape(v, heads)"
 PRODUCTS = "q = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)"
 BIASED = "q0 = MatMul(x, wq)  q = Add(q0, bq)  k = MatMul(x, wk)  v0 = MatMul(x, wv)  v = Add(bv, v0)"
 X = "float[2,5,16] x"
-MERGED = {"q_layout": "b s (h:0/12 d)", "k_layout": "b s (h:4/12 d)", "v_layout": "b s (h:8/12 d)",
-          "y_layout": "b s (h d)"}  # fmt: skip
+MERGED = {
+  "q_layout": "b s (h:0/12 d)",
+  "k_layout": "b s (h:4/12 d)",
+  "v_layout": "b s (h:8/12 d)",
+  "y_layout": "b s (h d)",
+}
 
 
 def with_weights(original, **shapes):
@@ -54,7 +55,7 @@ def test_a_bias_that_is_missing_is_zeros():
   assert not numpy_helper.to_array(bias)[32:64].any()
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+@parametrize("shape", [(), (1,), (1, 1, 1)])
 def test_one_number_is_a_bias_of_every_column(shape):
   original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, bq=(32,), bv=shape)
   optimized, node = fused(original, MERGE_PRODUCTS, into=["MatMul", "Add", "FusedAttention"])
@@ -64,7 +65,7 @@ def test_one_number_is_a_bias_of_every_column(shape):
   assert (numpy_helper.to_array(bias)[64:] == numpy_helper.to_array(given).reshape(())).all()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 32), (5, 1), (2, 1, 32)])
+@parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 32), (5, 1), (2, 1, 32)])
 def test_what_is_no_bias_of_columns_stays(shape):
   original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, bq=(32,), bv=shape)
   optimized, node = fused(original, MERGE_PRODUCTS)
@@ -74,8 +75,7 @@ def test_what_is_no_bias_of_columns_stays(shape):
 
 def test_scaled_queries_are_merged_too():
   scaled = "q1 = MatMul(x, wq)  c = float {0.25}  q = Mul(q1, c)  " + PRODUCTS.split("  ", 1)[1]
-  original = with_weights(graph(f"{scaled} {HEADS} {CORE}", X), **WEIGHTS)
-  _, node = fused(original, MERGE_PRODUCTS)
+  _, node = fused(with_weights(graph(f"{scaled} {HEADS} {CORE}", X), **WEIGHTS), MERGE_PRODUCTS)
   assert attributes(node) == {**MERGED, "scale": 0.25}
 
 
@@ -97,11 +97,11 @@ def test_keys_and_values_of_an_encoder():
 
 
 def test_gemm_of_rows():
-  nodes = """q = Gemm<transB = 1> (x, wq, bq)  k = Gemm(x, wk)  v = Gemm(x, wv, bv)
+  nodes = """q = Gemm<transB = 1>(x, wq, bq)  k = Gemm(x, wk)  v = Gemm(x, wv, bv)
     by_head = {5,4,8}  q3 = Reshape(q, by_head)  k3 = Reshape(k, by_head)  v3 = Reshape(v, by_head)
-    qh = Transpose<perm = [1,0,2]> (q3)  kt = Transpose<perm = [1,2,0]> (k3)  vh = Transpose<perm = [1,0,2]> (v3)
+    qh = Transpose<perm=[1,0,2]>(q3)  kt = Transpose<perm=[1,2,0]>(k3)  vh = Transpose<perm=[1,0,2]>(v3)
     zero = {0}  q4 = Unsqueeze(qh, zero)  k4 = Unsqueeze(kt, zero)  v4 = Unsqueeze(vh, zero)
-    s = MatMul(q4, k4)  p = Softmax<axis = -1> (s)  y = MatMul(p, v4)"""
+    s = MatMul(q4, k4)  p = Softmax<axis=-1>(s)  y = MatMul(p, v4)"""
   original = graph(nodes, "float[5,16] x", "float[1,4,5,8] y")
   with_weights(original, wq=(32, 16), wk=(16, 32), wv=(16, 32), bq=(32,), bv=(32,))
   _, node = fused(original, MERGE_PRODUCTS)
@@ -114,11 +114,10 @@ MISSES = {
 }
 
 
-@pytest.mark.parametrize("miss", MISSES)
+@parametrize("miss", MISSES)
 def test_the_others_are_merged_all_the_same(miss):
   nodes, y, products = MISSES[miss]
-  original = with_weights(graph(nodes, f"{X}, float[2,5,16] other", y), **WEIGHTS)
-  optimized, _ = fused(original, MERGE_PRODUCTS)
+  optimized, _ = fused(with_weights(graph(nodes, f"{X}, float[2,5,16] other", y), **WEIGHTS), MERGE_PRODUCTS)
   assert operators(optimized).count("MatMul") == products
 
 

@@ -4,13 +4,9 @@ import numpy as np
 import pytest
 from attention_helpers import attentions, graph, in_float  # noqa: F401, a fixture
 from onnx import numpy_helper
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, parametrize, run_pass, run_same
 
-from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.rotated_rows import ROTATED_ROWS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, ROTATED_ROWS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
@@ -18,23 +14,25 @@ pytestmark = pytest.mark.usefixtures("in_float")
 FRONT = "{y}_f = Slice({x}, zero, two, two)  {y}_r = Slice({x}, two, end, two)  "
 NEIGHBOURS = """{y}_lo = Slice({y}_r, zero, end, last, two)  {y}_hi = Slice({y}_r, one, end, last, two)
   {y}_n = Neg({y}_hi)  {y}_u = Unsqueeze({y}_n, last)  {y}_v = Unsqueeze({y}_lo, last)
-  {y}_w = Concat<axis = -1> ({y}_u, {y}_v)  {y}_c = Reshape({y}_w, whole)  """
+  {y}_w = Concat<axis=-1>({y}_u, {y}_v)  {y}_c = Reshape({y}_w, whole)  """
 HALVES = """{y}_lo = Slice({y}_r, zero, four, last)  {y}_hi = Slice({y}_r, four, end, last)
-  {y}_n = Neg({y}_hi)  {y}_c = Concat<axis = -1> ({y}_n, {y}_lo)  """
+  {y}_n = Neg({y}_hi)  {y}_c = Concat<axis=-1>({y}_n, {y}_lo)  """
 FULL = "{y}_a = Mul({y}_r, cos)  {y}_b = Mul(sin, {y}_c)  {y}_s = Add({y}_a, {y}_b)  "
 APART = """{y}_lo = Slice({y}_r, zero, four, last)  {y}_hi = Slice({y}_r, four, end, last)
   {y}_1 = Mul({y}_lo, cos)  {y}_2 = Mul({y}_hi, sin)  {y}_3 = Sub({y}_1, {y}_2)  {y}_4 = Mul({y}_hi, cos)
-  {y}_5 = Mul({y}_lo, sin)  {y}_6 = Add({y}_4, {y}_5)  {y}_s = Concat<axis = -1> ({y}_3, {y}_6)  """
-JOINED = "{y} = Concat<axis = 2> ({y}_f, {y}_s)  "
+  {y}_5 = Mul({y}_lo, sin)  {y}_6 = Add({y}_4, {y}_5)  {y}_s = Concat<axis=-1>({y}_3, {y}_6)  """
+JOINED = "{y} = Concat<axis=2>({y}_f, {y}_s)  "
 
 
 def built(rotated=NEIGHBOURS + FULL, front=FRONT, joined=JOINED):
   nodes = front + rotated + joined
   q, k = (nodes.replace("{x}", x).replace("{y}", y) for x, y in (("q", "rq"), ("k", "rk")))
-  original = graph(f"""zero = {{0}} one = {{1}} two = {{2}} four = {{4}} end = {{9223372036854775807}} last = {{-1}}
-    back = {{-9}} whole = {{2,4,3,8}} flat = {{2,5,32}} {q} {k} t = Transpose<perm = [0,1,3,2]> (rk)
-    s = MatMul(rq, t)  p = Softmax(s)  o = MatMul(p, v)  b = Transpose<perm = [0,2,1,3]> (o)  y = Reshape(b, flat)""",
-    "float[2,4,5,8] q, float[2,4,5,8] k, float[2,4,5,8] v")  # fmt: skip
+  original = graph(
+    f"""zero = {{0}} one = {{1}} two = {{2}} four = {{4}} end = {{9223372036854775807}} last = {{-1}}
+    back = {{-9}} whole = {{2,4,3,8}} flat = {{2,5,32}} {q} {k} t = Transpose<perm=[0,1,3,2]>(rk)
+    s = MatMul(rq, t)  p = Softmax(s)  o = MatMul(p, v)  b = Transpose<perm=[0,2,1,3]>(o)  y = Reshape(b, flat)""",
+    "float[2,4,5,8] q, float[2,4,5,8] k, float[2,4,5,8] v",
+  )
   angles = np.random.default_rng(3).uniform(-4, 4, (3, 4))
   if rotated != APART:
     angles = np.repeat(angles, 2, -1) if NEIGHBOURS in rotated else np.concatenate([angles, angles], -1)
@@ -42,7 +40,7 @@ def built(rotated=NEIGHBOURS + FULL, front=FRONT, joined=JOINED):
   return original
 
 
-@pytest.mark.parametrize(("rotated", "kind"), [
+@parametrize("rotated, kind", [
   (NEIGHBOURS + FULL, b"interleaved"), (HALVES + FULL, b"half"), (APART, b"half"),
 ])  # fmt: skip
 def test_becomes_part_of_the_attention(rotated, kind):
@@ -59,12 +57,12 @@ def test_without_attention_it_stays():
   assert_unchanged(built(), [ROTATED_ROWS])
 
 
-@pytest.mark.parametrize(("original", "reason"), [
+@parametrize("original, reason", [
   (built(front=FRONT.replace("{y}_f = Slice({x}", "{y}_g = Neg({x})  {y}_f = Slice({y}_g")), "is not the rest of"),
   (built(NEIGHBOURS.replace("{y}_r", "{y}_q") + FULL.replace("{y}_r", "{y}_q"),
          FRONT + "{y}_q = Slice({y}_r, last, back, two, last)  "), "is not the rest of"),
   (built(front=FRONT.replace("zero, two, two", "one, two, two"),
-         joined="{y}_j = Concat<axis = 2> ({y}_f, {y}_f)  " + JOINED.replace("{y}_f", "{y}_j")), "is not the rest of"),
+         joined="{y}_j = Concat<axis=2>({y}_f, {y}_f)  " + JOINED.replace("{y}_f", "{y}_j")), "is not the rest of"),
   (built(joined=JOINED.replace("{y}_f, {y}_s", "{y}_s, {y}_f")), ""),
 ])  # fmt: skip
 def test_what_is_not_all_rows_stays(original, reason):

@@ -1,20 +1,15 @@
 """BatchNormalizations that become a Mul and an Add."""
 
 import numpy as np
-import pytest
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
-from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.optimizer.pipeline import BATCH_NORM_POINTWISE, FUSE_POINTWISE
 
 NAMES = ("s", "b", "m", "v")
 VALUES = {"s": [0.5, -1, 2, 0.25], "b": [3, -0.5, 0, 1], "m": [0.75, -2, 20, 1], "v": [2, 0.5, 0.1, 4]}
 
 
-def graph(
-    dims=",4,5,6", dtype="float", attributes="epsilon = 0.001", inputs=(),
-    parameters=""
-):  # fmt: skip
+def graph(dims=",4,5,6", dtype="float", attributes="epsilon = 0.001", inputs=(), parameters=""):
   def values(name):
     bits = np.array(VALUES[name], np.float16).view(np.uint16) if parameters == "float16" else VALUES[name]
     return ", ".join(map(str, bits))
@@ -26,14 +21,14 @@ def graph(
     y = BatchNormalization<{attributes}>(x, s, b, m, v) }}"""
 
 
-@pytest.mark.parametrize("opset", [11, 14, 17, 24])
-@pytest.mark.parametrize("dims", [",4", ",4,5", ",4,5,6", ",4,2,3,2"])
+@parametrize("opset", [11, 14, 17, 24])
+@parametrize("dims", [",4", ",4,5", ",4,5,6", ",4,2,3,2"])
 def test_ranks_and_opsets(opset, dims):
   run_same(model(graph(dims), opset), BATCH_NORM_POINTWISE, into=["Mul", "Add"], changes=1)
 
 
 def test_double():
-  run_same(model(graph(dtype="double")), BATCH_NORM_POINTWISE, into=["Mul", "Add"])
+  run_same(graph(dtype="double"), BATCH_NORM_POINTWISE, into=["Mul", "Add"])
 
 
 def test_in_float16_it_runs_in_float():
@@ -43,8 +38,8 @@ def test_in_float16_it_runs_in_float():
   run_same(original, FUSE_POINTWISE, start=optimized, into=["FusedPointwise"])
 
 
-@pytest.mark.parametrize(
-  ("text", "opset", "fragment"),
+@parametrize(
+  "text, opset, fragment",
   [
     (graph(inputs=("m",)), 17, "'m', is no constant"),
     (graph(inputs=("v",)), 17, "'v', is no constant"),

@@ -1,6 +1,5 @@
 """What becomes part of a FusedConv's program, and what must not."""
 
-import pytest
 from layout_helpers import FP16, SAME, VALUES, W
 from pass_helpers import (
   assert_same_outputs,
@@ -8,17 +7,14 @@ from pass_helpers import (
   lines,
   model,
   operators,
+  parametrize,
   programs,
   reasons,
   run_pass,
   run_same,
 )
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.image_input import IMAGE_INPUT
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_POINTWISE, IMAGE_INPUT
 
 
 def graph(nodes, constants="", inputs="", outputs="", dtype="float", out="[N,4,5,6]"):
@@ -38,11 +34,11 @@ def statements(optimized):
 S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, float one = {1}, float root = {1.4142135}"
 
 
-@pytest.mark.parametrize(
-  ("nodes", "expected"),
+@parametrize(
+  "nodes, expected",
   [
       ("y = Relu(c)", ["y = Relu(c)"]),
-      ("y = LeakyRelu<alpha = 0.1>(c)", ["y = LeakyRelu<alpha=0.1>(c)"]),
+      ("y = LeakyRelu<alpha=0.1>(c)", ["y = LeakyRelu<alpha=0.1>(c)"]),
       ("y = Clip(c, zero, six)", ["y = Clip(c, 0, 6)"]),
       ("y = HardSwish(c)", ["y = HardSwish(c)"]),
       ("a = Mul(c, s)  y = Tanh(a)", ["mul = Mul(c, 0.5)", "y = Tanh(mul)"]),
@@ -66,20 +62,17 @@ S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, floa
 )  # fmt: skip
 def test_chains(nodes, expected):
   constants = f"{S}, float[4,1,1] g = {{0.5, -1, 2, 3}}"
-  original = model(graph(nodes, constants, ", float[N,4,5,6] r"))
-  optimized, result = fuse(original, into=["FusedConv"])
+  optimized, result = fuse(model(graph(nodes, constants, ", float[N,4,5,6] r")), into=["FusedConv"])
   assert statements(optimized) == [expected]
   assert len(result.changes) == 1
 
 
 def test_in_float16():
-  original = model(graph("a = Add(c, r)  y = Relu(a)", "", ", float16[N,4,5,6] r", dtype="float16"))
-  fuse(original, into=["FusedConv"])
+  fuse(model(graph("a = Add(c, r)  y = Relu(a)", "", ", float16[N,4,5,6] r", dtype="float16")), into=["FusedConv"])
 
 
 def test_casts_become_part_of_it():
-  text = graph("a = Cast<to = 1>(c)  b = Relu(a)  y = Cast<to = 10>(b)", dtype="float16")
-  fuse(model(text), into=["FusedConv"])
+  fuse(model(graph("a = Cast<to=1>(c)  b = Relu(a)  y = Cast<to=10>(b)", dtype="float16")), into=["FusedConv"])
 
 
 def test_what_was_fused_before_is_drawn_in():
@@ -90,8 +83,7 @@ def test_what_was_fused_before_is_drawn_in():
 
 def test_an_operand_that_is_made_later():
   """The convolution moves behind what its program reads."""
-  original = model(graph("a = Softmax(r)  y = Add(a, c)", "", ", float[N,4,5,6] r"))
-  fuse(original, into=["Softmax", "FusedConv"])
+  fuse(model(graph("a = Softmax(r)  y = Add(a, c)", "", ", float[N,4,5,6] r")), into=["Softmax", "FusedConv"])
 
 
 def test_the_later_of_two_convolutions_takes_their_sum():
@@ -137,12 +129,12 @@ def test_a_graph_output_is_the_last():
   assert any("'a' is a graph output" in each for each in reasons(result))
 
 
-@pytest.mark.parametrize(
-  ("text", "fragment"),
+@parametrize(
+  "text, fragment",
   [
       (graph("y = Add(c, r)", "", ", float[M,N,4,5,6] r", out="[M,N,4,5,6]"), "'r' of shape [M, N, 4, 5, 6] does"),
       (graph("y = Add(c, r)", "", ", float[K,4,5,6] r", out="[A,4,5,6]"), "of shape [K, 4, 5, 6] does not surely"),
-      (graph("e = MaxPool<kernel_shape = [5, 6]>(c)  d = Conv(e, u)  y = Mul(d, x)", "float[4,4,1,1] u = {"
+      (graph("e = MaxPool<kernel_shape=[5,6]>(c)  d = Conv(e, u)  y = Mul(d, x)", "float[4,4,1,1] u = {"
              + ", ".join("1" for _ in range(16)) + "}"), "'x' of shape [N, 4, 5, 6] does not surely broadcast to"),
       (graph("v = Reshape(r, t)  y = Add(c, v)", "", ", float[K] r, int64[R] t", out="[A,B,C,D]"),
        "the rank of 'v' is unknown"),
@@ -150,18 +142,18 @@ def test_a_graph_output_is_the_last():
       (graph("a = Relu(c)  y = Softmax(c)", "", "", ", float[N,4,5,6] a"), "'c' is also used by 'y' (Softmax)"),
       (graph("y = Relu(c)", "", "", ", float[N,4,5,6] c"), "'c' is a graph output"),
       (graph("y = Floor(c)", dtype="float16"), "'c' has to be rounded to float16 before it"),
-      (graph("y = Cast<to = 6>(c)").replace("(float[N,4,5,6] y)", "(int32[N,4,5,6] y)"), "it has a value of int32"),
+      (graph("y = Cast<to=6>(c)").replace("(float[N,4,5,6] y)", "(int32[N,4,5,6] y)"), "it has a value of int32"),
       (graph("y, mask = Dropout(c)", "", "", ", bool[N,4,5,6] mask"), "its mask is wanted"),
   ],
 )  # fmt: skip
 def test_near_misses(text, fragment):
-  before, _ = run_pass(model(text), FUSE_CONV)
+  before, _ = run_pass(text, FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], fragment)
 
 
 def test_spatial_dimensions_that_are_not_known_to_be_equal():
   text = "g (float[N,4,H,V] x, float[N,4,A,B] r) => (float[N,4,E,F] y) <" + W + "> { c = Conv(x, w)  y = Add(c, r) }"
-  before, _ = run_pass(model(text), FUSE_CONV)
+  before, _ = run_pass(text, FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], "does not surely broadcast to [N, 4, ")
 
 
@@ -171,29 +163,29 @@ def test_a_residual_of_dynamic_dimensions_that_stay():
   fuse(model(text), into=["FusedConv"])
 
 
-@pytest.mark.parametrize(
-  ("nodes", "fused"),
+@parametrize(
+  "nodes, fused",
   [
     # A block with strides and its shortcut: two ways to the same lengths, which have no name.
     (
-      """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  r = Relu(c)  d = Conv<pads = [1, 1, 1, 1]>(r, w)
-        s = Conv<strides = [2, 2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
+      """c = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)  r = Relu(c)  d = Conv<pads=[1,1,1,1]>(r, w)
+        s = Conv<strides=[2,2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
       3,
     ),
     (
-      """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  d = Conv<pads = [1, 1, 1, 1]>(c, w)
+      """c = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)  d = Conv<pads=[1,1,1,1]>(c, w)
         m = Mul(c, k)  a = Add(d, m)  y = Relu(a)""",
       2,
     ),
     # One less: not the same.
     (
-      """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  s = Conv<strides = [2, 2]>(x, w)
+      """c = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)  s = Conv<strides=[2,2]>(x, w)
         a = Softmax(s)  b = Add(c, a)  y = Relu(b)""",
       0,
     ),
-    ("""c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [3, 3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
+    ("""c = Conv<strides=[2,2]>(x, u)  s = Conv<strides=[3,3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
     (
-      """c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [2, 2], pads = [0, 0, 1, 0]>(x, u)
+      """c = Conv<strides=[2,2]>(x, u)  s = Conv<strides=[2,2], pads=[0,0,1,0]>(x, u)
         a = Softmax(s)  y = Add(c, a)""",
       0,
     ),
@@ -202,7 +194,7 @@ def test_a_residual_of_dynamic_dimensions_that_stay():
 def test_residuals_of_lengths_without_a_name(nodes, fused):
   ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}, float[4,1,1] k = {1, 2, 3, 4}"
   text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}, {ones}> {{ {nodes} }}"
-  optimized, result = run_pass(run_pass(model(text), FUSE_CONV)[0], CONV_EPILOGUE)
+  optimized, result = run_pass(run_pass(text, FUSE_CONV)[0], CONV_EPILOGUE)
   left = [each for each in operators(optimized) if each in ("Add", "Relu")]
   if fused:
     assert_same_outputs(model(text), optimized)
@@ -213,34 +205,33 @@ def test_residuals_of_lengths_without_a_name(nodes, fused):
     assert any("does not surely broadcast" in each for each in reasons(result))
 
 
-@pytest.mark.parametrize(("size", "fused"), [("H,V", False), ("H,W", True)])
+@parametrize("size, fused", [("H,V", False), ("H,W", True)])
 def test_images_that_are_read_with_channels_first(size, fused):
   """Their lengths stand elsewhere than the results'."""
   text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
-    c = Conv<strides = [2, 2]>(x, w)  d = Conv<strides = [2, 2]>(z, w)  y = Add(c, d) }}"""
-  before, _ = run_pass(model(text), FUSE_CONV, CHANNELS_LAST_ALWAYS)
+    c = Conv<strides=[2,2]>(x, w)  d = Conv<strides=[2,2]>(z, w)  y = Add(c, d) }}"""
+  before, _ = run_pass(text, FUSE_CONV, CHANNELS_LAST_ALWAYS)
   optimized, result = run_pass(before, IMAGE_INPUT, CONV_EPILOGUE)
   assert [each.rewrite for each in result.changes] == ["image-input"] * 2 + ["conv-epilogue"] * fused
   assert ("Add" in operators(optimized)) != fused
 
 
 def test_an_identity_is_no_epilogue():
-  before, _ = run_pass(model(graph("i = Identity(c)  y = Softmax(i)")), FUSE_CONV)
+  before, _ = run_pass(graph("i = Identity(c)  y = Softmax(i)"), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE])
 
 
 def test_what_is_used_inside_a_body_is_the_last():
-  branches = """y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
+  branches = """y = If(b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
       else_branch = otherwise () => (float[N,4,5,6] e) { e = Softmax(c) }>  z = Relu(c)"""
-  before, _ = run_pass(model(graph(branches, "", ", bool b", ", float[N,4,5,6] z")), FUSE_CONV)
+  before, _ = run_pass(graph(branches, "", ", bool b", ", float[N,4,5,6] z"), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], "'c' is also used inside a body")
 
 
 def test_limits():
   """The last convolutions come first."""
   nodes = "  ".join(f"c{i} = {SAME}({'x' if i == 0 else f'a{i - 1}'}, w)  a{i} = Relu(c{i})" for i in range(4))
-  text = f"g (float[N,4,5,6] x) => (float[N,4,5,6] a3) <{W}> {{ {nodes} }}"
-  before, _ = run_pass(model(text), FUSE_CONV)
+  before, _ = run_pass(f"g (float[N,4,5,6] x) => (float[N,4,5,6] a3) <{W}> {{ {nodes} }}", FUSE_CONV)
   run_pass(before, CONV_EPILOGUE, limit=2, changes=2, into=["FusedConv", "Relu"] * 2 + ["FusedConv"] * 2)
 
 
@@ -248,13 +239,12 @@ def test_more_operands_than_a_program_has():
   """Of forty sums the convolution takes thirty-one: its own value is a parameter too."""
   inputs = "".join(f", float[N,4,5,6] r{i}" for i in range(40))
   sums = "  ".join(f"a{i} = Add({'c' if i == 0 else f'a{i - 1}'}, r{i})" for i in range(40))
-  original = model(graph(f"{sums}  y = Relu(a39)", "", inputs))
-  _, result = fuse(original, into=["FusedConv"] + ["Add"] * 9 + ["Relu"])
+  _, result = fuse(model(graph(f"{sums}  y = Relu(a39)", "", inputs)), into=["FusedConv"] + ["Add"] * 9 + ["Relu"])
   assert any("exceeds a program's limits" in each for each in reasons(result))
 
 
-@pytest.mark.parametrize(
-  ("nodes", "before"),
+@parametrize(
+  "nodes, before",
   [
     ("a = Relu(c)  y = Neg(c)", ["FusedConv", "Relu", "Neg"]),
     ("y = Neg(c)  a = Relu(y)  b = Tanh(a)", ["FusedConv", "Relu", "Tanh"]),
@@ -262,5 +252,4 @@ def test_more_operands_than_a_program_has():
 )
 def test_what_nothing_reads_is_no_part_of_a_program(nodes, before):
   """As without dead-nodes, which takes such operators away."""
-  original = model(graph(nodes))
-  fuse(original, into=before)
+  fuse(model(graph(nodes)), into=before)

@@ -4,13 +4,10 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from onnx_models import built
-from pass_helpers import operators, run_same
+from pass_helpers import built, operators, run_same
 from sample import examples
 
-from ortplugin.passes.conv.fold_batch_norm import FOLD_BATCH_NORM
-from ortplugin.passes.conv.fold_pad import FOLD_PAD
-from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
+from ortplugin.optimizer.pipeline import FOLD_BATCH_NORM, FOLD_PAD, SUM_TO_ADD
 
 CHANNELS = 4
 KINDS = ("conv", "conv", "transposed", "norm", "norm", "arithmetic", "arithmetic", "pad", "relu", "average", "sum")

@@ -2,15 +2,18 @@
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper
 from onnx_models import all_attributes, built
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, programs, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, lines, parametrize, programs, run_pass, run_same
 
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
+from ortplugin.optimizer.pipeline import FUSE_CONV
 
-DTYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float": TensorProto.FLOAT,
-          "double": TensorProto.DOUBLE}  # fmt: skip
+DTYPES = {
+  "float16": TensorProto.FLOAT16,
+  "bfloat16": TensorProto.BFLOAT16,
+  "float": TensorProto.FLOAT,
+  "double": TensorProto.DOUBLE,
+}
 
 
 def conv(
@@ -38,8 +41,8 @@ def conv(
   return built([node], inputs, {"y": (kind, ["N", *"ABCD"[: spatial + 1]])}, opset, weights=weights)
 
 
-@pytest.mark.parametrize("spatial", [1, 2, 3])
-@pytest.mark.parametrize("opset", [11, 13, 17, 24])
+@parametrize("spatial", [1, 2, 3])
+@parametrize("opset", [11, 13, 17, 24])
 def test_dimensions_and_opsets(spatial, opset):
   original = conv(spatial, opset=opset, strides=[2] * spatial, pads=[1] * spatial + [0] * spatial)
   optimized, result = run_same(original, FUSE_CONV, into=["FusedConv"])
@@ -49,7 +52,7 @@ def test_dimensions_and_opsets(spatial, opset):
   assert [change.nodes for change in result.changes] == [("conv (Conv)",)]
 
 
-@pytest.mark.parametrize("name", ["dilations", "kernel_shape", "pads", "strides"])
+@parametrize("name", ["dilations", "kernel_shape", "pads", "strides"])
 def test_an_empty_list_is_none(name):
   original = conv()
   attribute = original.graph.node[0].attribute.add()
@@ -58,7 +61,7 @@ def test_an_empty_list_is_none(name):
   assert optimized == run_pass(conv(), FUSE_CONV)[0]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize("dtype", DTYPES)
 def test_dtypes(dtype):
   original = conv(dtype=dtype, opset=22)
   optimized, _ = run_pass(original, FUSE_CONV, into=["FusedConv"])
@@ -67,7 +70,7 @@ def test_dtypes(dtype):
     assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "attributes",
   [
     {},
@@ -78,7 +81,7 @@ def test_dtypes(dtype):
     {"pads": [1, 0, 2, 3], "strides": [1, 2]},
   ],
 )
-@pytest.mark.parametrize("bias", [False, True])
+@parametrize("bias", [False, True])
 def test_attributes_are_kept(attributes, bias):
   optimized, _ = run_same(conv(bias=bias, **attributes), FUSE_CONV)
   (node,) = optimized.graph.node
@@ -88,8 +91,8 @@ def test_attributes_are_kept(attributes, bias):
   assert kept == {"kernel_shape": [3, 3], **wanted}
 
 
-@pytest.mark.parametrize("opset", [11, 13])
-@pytest.mark.parametrize("constant", [("w",), ("b",), ()])
+@parametrize("opset", [11, 13])
+@parametrize("constant", [("w",), ("b",), ()])
 def test_weights_and_biases_that_are_computed(opset, constant):
   run_same(
     conv(opset=opset, constant=constant),
@@ -109,9 +112,9 @@ def test_dynamic_spatial_dimensions():
 
 
 def test_in_a_body():
-  original = model("""g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1, 2, 3, 4}> {
-      y = If (c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv (x, w) },
-                  else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides = [1, 1]> (x, w) }> }""")
+  original = """g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1,2,3,4}> {
+      y = If(c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv(x, w) },
+                  else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides=[1,1]>(x, w) }> }"""
   run_same(original, FUSE_CONV, changes=2)
 
 
@@ -125,8 +128,8 @@ def test_shape_of_what_it_makes():
   assert [d.dim_param or d.dim_value for d in info.type.tensor_type.shape.dim] == ["N", 6, 5, 5]
 
 
-@pytest.mark.parametrize(
-  ("original", "fragment"),
+@parametrize(
+  "original, fragment",
   [
     (conv(bias_shape=(1,)), "its bias 'b' has the shape [1], not [6]"),
     (conv(bias_shape=(6, 1)), "its bias 'b' has the shape [6, 1], not [6]"),
@@ -146,8 +149,8 @@ def test_near_misses(original, fragment):
 
 
 def test_an_unknown_rank_stays():
-  original = model("""g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
-    x = Reshape(v, shape)  y = Conv(x, w) }""")
+  original = """g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
+    x = Reshape(v, shape)  y = Conv(x, w) }"""
   assert_unchanged(original, [FUSE_CONV], "the rank of 'x' is unknown")
 
 

@@ -2,15 +2,11 @@
 
 import onnx
 import onnx.parser
-import pytest
 from onnx import helper
 from onnx_models import add_weights, parsed
-from pass_helpers import lines, operators, programs, reasons, restore, run_pass, run_same
+from pass_helpers import lines, operators, parametrize, programs, reasons, restore, run_pass, run_same
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.fuse_conv_grad import FUSE_CONV_GRAD
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_CONV_GRAD
 
 PROGRAM = "(float dz) => (float dz) {}"
 
@@ -22,7 +18,7 @@ def graph(nodes, gradients="dX dW dB", outputs="", program=PROGRAM):
   model = parsed(
     f"""g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy, float[N,4,6,5] y, float[4,1,1] s)
       => ({made}{outputs}) <float zero = {{0}}> {{ {nodes}
-      {", ".join(gradients.split())} = ortplugin.ConvGrad<program = "P">(X, W, g) }}""",
+      {", ".join(gradients.split())} = ortplugin.ConvGrad<program="P">(X, W, g) }}""",
     domains=["ortplugin"],
   )
   node = model.graph.node[-1]
@@ -36,19 +32,21 @@ def fuse(original, **more):
   return run_same(restore(original), FUSE_CONV_GRAD, start=original, **more)
 
 
-@pytest.mark.parametrize(
-  ("nodes", "statements", "inputs"),
+@parametrize(
+  "nodes, statements, inputs",
   [
-      ("p = Greater(y, zero)  g = Where(p, dy, zero)", ["greater = Greater(y, 0)", "y2 = Where(greater, dy, 0)"], 4),
-      ("p = LessOrEqual(y, zero)  g = Where(p, zero, dy)",
-       ["lessorequal = LessOrEqual(y, 0)", "y2 = Where(lessorequal, 0, dy)"], 4),
-      ("g = Mul(dy, s)", ["y = Mul(dy, s)"], 4),
-      ("a = Mul(y, y)  b = Sub(zero, a)  g = Mul(dy, b)", None, 4),
+    ("p = Greater(y, zero)  g = Where(p, dy, zero)", ["greater = Greater(y, 0)", "y2 = Where(greater, dy, 0)"], 4),
+    (
+      "p = LessOrEqual(y, zero)  g = Where(p, zero, dy)",
+      ["lessorequal = LessOrEqual(y, 0)", "y2 = Where(lessorequal, 0, dy)"],
+      4,
+    ),
+    ("g = Mul(dy, s)", ["y = Mul(dy, s)"], 4),
+    ("a = Mul(y, y)  b = Sub(zero, a)  g = Mul(dy, b)", None, 4),
   ],
-)  # fmt: skip
+)
 def test_what_makes_the_gradient_is_drawn_in(nodes, statements, inputs):
-  original = graph(nodes)
-  optimized, _ = fuse(original, into=["ConvGrad"])
+  optimized, _ = fuse(graph(nodes), into=["ConvGrad"])
   assert len(optimized.graph.node[0].input) == inputs
   if statements is not None:
     assert len(lines(programs(optimized)[0])) == len(statements)
@@ -66,8 +64,8 @@ def test_a_gradient_that_is_needed_elsewhere_is_an_output():
   assert list(optimized.graph.node[0].output) == ["dX", "dW", "dB", "a"]
 
 
-@pytest.mark.parametrize(
-  ("after", "gradients", "outputs", "made"),
+@parametrize(
+  "after, gradients, outputs, made",
   [
     ("q = Neg(g)", "dB dZ", ", float[N,4,6,5] q", "dZ"),  # dZ is an output of the graph, g is read
     ("q = Neg(dZ)", "dB dZ", ", float[N,4,6,5] q, float[N,4,6,5] g", "g"),
@@ -87,8 +85,7 @@ def test_a_gradient_that_is_an_output_and_read_under_another_name(after, gradien
 
 
 def test_one_gradient_as_two_outputs_stays():
-  original = graph("g = Mul(dy, s)", "dB dZ", ", float[N,4,6,5] g")
-  _, result = fuse(original, into=["Mul", "ConvGrad"])
+  _, result = fuse(graph("g = Mul(dy, s)", "dB dZ", ", float[N,4,6,5] g"), into=["Mul", "ConvGrad"])
   assert reasons(result) == ["'g' (Mul): 'dZ' and 'g', one value, are both graph outputs"]
 
 
@@ -97,7 +94,7 @@ def test_what_the_operator_itself_reads_stays():
   original = parsed(
     """g (float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
       g = Relu(v)
-      dX, dW, dB = ortplugin.ConvGrad<program = "(float dz) => (float dz) {}", operands = "X W",
+      dX, dW, dB = ortplugin.ConvGrad<program="(float dz) => (float dz) {}", operands = "X W",
           gradients = "dX dW dB", kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(g, W, g) }""",
     domains=["ortplugin"],
   )
@@ -110,8 +107,8 @@ def test_without_a_bias_nothing_is_gained():
   assert not result.changes
 
 
-@pytest.mark.parametrize(
-  ("nodes", "fragment"),
+@parametrize(
+  "nodes, fragment",
   [("g = Expand(s, shape)", None), ("a = Neg(s)  g = Mul(dy, a)", "'a' is not known to have the shape of dZ")],
 )
 def test_what_stays(nodes, fragment):
@@ -129,8 +126,8 @@ def test_gradients_have_channels_last_between_convolutions():
   """In a region with a convolution, weights and their gradients too; the bias's gradient is as it was."""
   original = parsed(
     """g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)
-      { c = Conv<pads = [1, 1, 1, 1]>(X, W)  y = Relu(c)
-        dX, dW, dB = ortplugin.ConvGrad<program = "P">(X, W, dy, y) }""",
+      { c = Conv<pads=[1,1,1,1]>(X, W)  y = Relu(c)
+        dX, dW, dB = ortplugin.ConvGrad<program="P">(X, W, dy, y) }""",
     domains=["ortplugin"],
   )
   program = "(float dy, float y) => (float dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }"

@@ -1,13 +1,12 @@
 """ConvTranspose becomes FusedConvTranspose with its normalisation, bias and activation, and what must stay."""
 
 import numpy as np
-import pytest
 from onnx import TensorProto, helper
 from onnx_models import add_weights, all_attributes, built
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, parametrize, programs, run_same
 
 from ortplugin.optimizer import PIPELINE, run_passes, select_passes
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
+from ortplugin.optimizer.pipeline import FUSE_CONV
 
 NUMPY = {"float": np.float32, "float16": np.float16}
 
@@ -36,7 +35,7 @@ def up(
   return built(nodes, {"x": (kind, x_shape)}, y, opset, weights=weights)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "attributes",
   [
     {},
@@ -47,7 +46,7 @@ def up(
     {"auto_pad": "VALID"},
   ],
 )
-@pytest.mark.parametrize("biased", [False, True])
+@parametrize("biased", [False, True])
 def test_attributes_are_kept(attributes, biased):
   optimized, _ = run_same(up(bias_shape=(6,) if biased else None, **attributes), FUSE_CONV, into=["FusedConvTranspose"])
   kept = all_attributes(optimized.graph.node[0])
@@ -65,8 +64,8 @@ def test_groups_and_dimensions():
     run_same(original, FUSE_CONV, into=["FusedConvTranspose"])
 
 
-@pytest.mark.parametrize(
-  ("after", "statements"),
+@parametrize(
+  "after, statements",
   [
     (("BatchNormalization", "Relu"), ["add = Add(c, bias)", "y = Relu(add)"]),
     (("Relu",), ["add = Add(c, bias)", "y = Relu(add)"]),
@@ -74,7 +73,7 @@ def test_groups_and_dimensions():
     (("Sigmoid", "Neg"), ["add = Add(c, bias)", "sigmoid = Sigmoid(add)", "y = Neg(sigmoid)"]),
   ],
 )
-@pytest.mark.parametrize("group", [1, 2])
+@parametrize("group", [1, 2])
 def test_what_follows_is_drawn_in(after, statements, group):
   original = up(after, group=group, weights=(4, 6 // group, 3, 3), strides=[2, 2])
   optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
@@ -98,16 +97,16 @@ def test_a_decoder_has_its_channels_last(rng):
 
 def test_resize_before_a_conv_is_left_alone():
   original = model("""g (float[N,1,4,4] x) => (float[N,1,A,B] y)
-    <float[4] scales = {1, 1, 2, 2}, float[1,1,3,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
-    r = Resize<mode = "nearest">(x, , scales)  y = Conv<pads = [1, 1, 1, 1]>(r, w) }""")
+    <float[4] scales = {1,1,2,2}, float[1,1,3,3] w = {1,2,3,4,5,6,7,8,9}> {
+    r = Resize<mode="nearest">(x, , scales)  y = Conv<pads=[1,1,1,1]>(r, w) }""")
   optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
   assert operators(optimized)[-1] == "FusedConv"
   assert "FusedConvTranspose" not in operators(optimized)
   assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(
-  ("original", "fragment"),
+@parametrize(
+  "original, fragment",
   [
     (up(bias_shape=(4,)), "its bias 'b' has the shape [4], not [6]"),
     (up(group=2), "its bias 'b' has the shape [6], not [12]"),

@@ -1,13 +1,19 @@
 """Classifiers after convolutions with channels last."""
 
-import pytest
 from layout_helpers import constant, graph
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass, run_same
+from pass_helpers import (
+  assert_same_outputs,
+  assert_unchanged,
+  lines,
+  model,
+  operators,
+  parametrize,
+  programs,
+  run_pass,
+  run_same,
+)
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.gemm_to_conv import GEMM_TO_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, GEMM_TO_CONV
 
 POOLED = "a = GlobalAveragePool(c)  f = Flatten(a)  "
 
@@ -20,8 +26,8 @@ def before(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
 
 
-@pytest.mark.parametrize(
-  ("nodes", "constants"),
+@parametrize(
+  "nodes, constants",
   [
     ("y = Gemm(f, m)", [constant("m", 4, 6)]),
     ("y = Gemm<transB = 1>(f, m, b)", [constant("m", 6, 4), constant("b", 6)]),
@@ -37,8 +43,8 @@ def test_forms(nodes, constants):
       "Transpose", "FusedConv", "FusedPool", "FusedConv", "Reshape"]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  ("activation", "count"),
+@parametrize(
+  "activation, count",
   [
     ("h = HardSwish(g)", 2),
     ("k = Add(g, three)  l = Clip(k, zero, six)  o = Mul(g, l)  h = Div(o, six)", 5),
@@ -48,8 +54,13 @@ def test_forms(nodes, constants):
 def test_two_layers(activation, count):
   """The activation becomes part of the first; nothing but views is left between the two."""
   scalars = "float three = {3}, float zero = {0}, float six = {6}"
-  original = classifier(f"g = Gemm(f, m, b)  {activation}  y = Gemm<transB = 1>(h, k2)", constant("m", 4, 6),
-                        constant("b", 6), constant("k2", 6, 6), scalars)  # fmt: skip
+  original = classifier(
+    f"g = Gemm(f, m, b)  {activation}  y = Gemm<transB = 1>(h, k2)",
+    constant("m", 4, 6),
+    constant("b", 6),
+    constant("k2", 6, 6),
+    scalars,
+  )
   optimized = before(original)
   for _ in range(2):
     optimized, _ = run_pass(optimized, GEMM_TO_CONV, CONV_EPILOGUE)
@@ -66,21 +77,20 @@ def test_an_operand_with_a_batch_ends_the_chain():
   assert operators(optimized)[-1] == "Add"
 
 
-@pytest.mark.parametrize(
-  ("nodes", "constants", "inputs", "fragment"),
+@parametrize(
+  "nodes, constants, inputs, fragment",
   [
     ("y = Gemm(f, m, r)", [constant("m", 4, 6)], ", float[N,6] r", "its bias 'r' is no constant"),
     ("y = Gemm(f, m, b)", [constant("m", 4, 6), constant("b", 6, 1)], "", "its bias 'b' is no constant"),
-    ("y = Gemm<alpha = 0.5>(f, m)", [constant("m", 4, 6)], "", "it has transA = 0, alpha = 0.5 and beta = 1"),
+    ("y = Gemm<alpha=0.5>(f, m)", [constant("m", 4, 6)], "", "it has transA = 0, alpha = 0.5 and beta = 1"),
     ("y = MatMul(f, v)", [], ", float[4,6] v", "'v' is no constant of two dimensions"),
   ],
 )
 def test_near_misses(nodes, constants, inputs, fragment):
-  original = classifier(nodes, *constants, inputs=inputs)
-  assert_unchanged(before(original), [GEMM_TO_CONV], fragment)
+  assert_unchanged(before(classifier(nodes, *constants, inputs=inputs)), [GEMM_TO_CONV], fragment)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
     f"g (float[N,4] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ y = MatMul(x, m) }}",
@@ -93,8 +103,7 @@ def test_what_no_convolution_leads_to(text):
 
 
 def test_a_product_of_no_columns_stays():
-  nodes = "y = Gemm<transB = 1>(f, m)"
-  assert_unchanged(before(classifier(nodes, "float[0,4] m = {}", out="[N,0]")), [GEMM_TO_CONV])
+  assert_unchanged(before(classifier("y = Gemm<transB = 1>(f, m)", "float[0,4] m = {}", out="[N,0]")), [GEMM_TO_CONV])
 
 
 def test_with_channels_first_nothing_changes():

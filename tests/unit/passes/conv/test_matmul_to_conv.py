@@ -4,22 +4,17 @@ import onnx
 import pytest
 from layout_helpers import constant
 from onnx import helper
-from onnx_models import all_attributes
-from pass_helpers import assert_unchanged, lines, model, programs, run_pass, run_same
+from pass_helpers import all_attributes, assert_unchanged, lines, model, programs, run_pass, run_same
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_LAYER_NORM, MATMUL_TO_CONV
 
-LAST, FIRST = "Transpose<perm = [0, 2, 3, 1]>", "Transpose<perm = [0, 3, 1, 2]>"
+LAST, FIRST = "Transpose<perm=[0,2,3,1]>", "Transpose<perm=[0,3,1,2]>"
 
 
 def graph(nodes, constants="", inputs="", out="[N,5,6,8]", perm=LAST):
   weights = ", ".join([constant("w", 4, 4, 3, 3), *([constants] if constants else [])])
   return model(f"""g (float[N,4,5,6] x{inputs}) => (float{out} y) <{weights}> {{
-    c = Conv<pads = [1, 1, 1, 1]>(x, w)  t = {perm}(c)  {nodes} }}""")
+    c = Conv<pads=[1,1,1,1]>(x, w)  t = {perm}(c)  {nodes} }}""")
 
 
 def before(original):
@@ -41,9 +36,17 @@ def test_a_block_of_convnext():
   nodes = f"""n = LayerNormalization(t, g, b)  p = MatMul(n, m)  q = Add(p, b8)
     d = Div(q, root)  e = Erf(d)  f = Add(e, one)  h = Mul(q, f)  i = Mul(h, half)
     j = MatMul(i, k)  l = Add(b, j)  r = {FIRST}(l)  s = Mul(scale, r)  y = Add(s, x)"""
-  constants = ", ".join([constant("g", 4), constant("b", 4), constant("m", 4, 8), constant("b8", 8),
-                         constant("k", 8, 4), constant("scale", 4, 1, 1),
-                         "float root = {1.4142135}, float one = {1}, float half = {0.5}"])  # fmt: skip
+  constants = ", ".join(
+    [
+      constant("g", 4),
+      constant("b", 4),
+      constant("m", 4, 8),
+      constant("b8", 8),
+      constant("k", 8, 4),
+      constant("scale", 4, 1, 1),
+      "float root = {1.4142135}, float one = {1}, float half = {0.5}",
+    ]
+  )
   original = graph(nodes, constants, out="[N,4,5,6]")
   optimized, _ = run_same(
     original,
@@ -56,7 +59,7 @@ def test_a_block_of_convnext():
 
 
 @pytest.mark.parametrize(
-  ("original", "fragments"),
+  "original, fragments",
   [
     (graph("y = MatMul(t, m)", "", ", float[4,8] m"), ["'m' is no constant of two dimensions"]),
     (graph("y = MatMul(t, m)", constant("m", 1, 1, 4, 8)), ["'m' is no constant of two dimensions"]),
@@ -80,7 +83,7 @@ def test_what_attention_reads_stays():
         y_layout = "b s (h d)"> (q, q, q)"""
   weights = ", ".join([constant("w", 4, 4, 3), constant("m", 4, 12), constant("b", 12)])
   original = model(f"""g (float[2,4,7] x) => (float[2,7,4] y, float[2,7,12] z) <{weights}> {{
-    c = Conv<pads = [1, 1]>(x, w)  t = Transpose<perm = [0, 2, 1]>(c)  p = MatMul(t, m)  q = Add(p, b)  {attention}
+    c = Conv<pads=[1,1]>(x, w)  t = Transpose<perm=[0,2,1]>(c)  p = MatMul(t, m)  q = Add(p, b)  {attention}
     z = MatMul(t, m) }}""")
   original.opset_import.append(helper.make_opsetid("ortplugin", 1))
   run_pass(

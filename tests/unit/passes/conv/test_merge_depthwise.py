@@ -2,11 +2,9 @@
 
 import numpy as np
 import onnx
-import pytest
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 
-from ortplugin.passes.conv.merge_depthwise import MERGE_DEPTHWISE, MERGE_DEPTHWISE_ON_GPU
+from ortplugin.optimizer.pipeline import MERGE_DEPTHWISE, MERGE_DEPTHWISE_ON_GPU
 
 SAME = (
   "group = 2, kernel_shape = [3, 3], pads = [1, 1, 1, 1]",
@@ -15,15 +13,20 @@ SAME = (
 
 
 def mixed(
-  first=SAME[0], second=SAME[1], bias=", p;, q", axis=1, more="",
-  dtype="float", filters=((2, 1, 3, 3), (3, 1, 5, 5)),
+  first=SAME[0],
+  second=SAME[1],
+  bias=", p;, q",
+  axis=1,
+  more="",
+  dtype="float",
+  filters=((2, 1, 3, 3), (3, 1, 5, 5)),
   output="",
-):  # fmt: skip
+):
   """Convolutions of two and of three channels."""
   p, q = bias.split(";")
-  original = model(f"""g ({dtype}[N,5,9,8] x) => ({dtype}[A,B,C,D] y{output}) <int64[2] parts = {{2, 3}}> {{
-    a, b = Split<axis = 1>(x, parts)
-    c = Conv<{first}>(a, v{p})  d = Conv<{second}>(b, w{q})  y = Concat<axis = {axis}>(c, d) {more} }}""")
+  original = model(f"""g ({dtype}[N,5,9,8] x) => ({dtype}[A,B,C,D] y{output}) <int64[2] parts = {{2,3}}> {{
+    a, b = Split<axis=1>(x, parts)
+    c = Conv<{first}>(a, v{p})  d = Conv<{second}>(b, w{q})  y = Concat<axis={axis}>(c, d) {more} }}""")
   generator = np.random.default_rng(0)
   kind = {"float": np.float32, "float16": np.float16}[dtype]
   shapes = {"v": filters[0], "w": filters[1], "p": filters[0][:1], "q": filters[1][:1]}
@@ -32,8 +35,8 @@ def mixed(
   return original
 
 
-@pytest.mark.parametrize(
-  ("original", "shape", "pads"),
+@parametrize(
+  "original, shape, pads",
   [
     (mixed(), [5, 5], [2, 2, 2, 2]),
     (mixed(bias=";", axis=-3), [5, 5], [2, 2, 2, 2]),
@@ -54,20 +57,22 @@ def test_without_a_gpu_only_what_has_16_bits():
   assert_unchanged(mixed(), [MERGE_DEPTHWISE], "slower on a CPU")
 
 
-@pytest.mark.parametrize(
-  ("original", "words"),
+@parametrize(
+  "original, words",
   [
     (mixed(second="group = 1, pads = [2, 2, 2, 2]", filters=((2, 1, 3, 3), (3, 3, 5, 5))), "is not depthwise"),
-    (mixed(SAME[0], "group = 3, dilations = [2, 2], pads = [2, 2, 2, 2]", filters=((2, 1, 3, 3), (3, 1, 3, 3))),
-     "is dilated"),
-    (mixed(SAME[0], "group = 3, auto_pad = \"SAME_UPPER\""), "auto_pad"),
+    (
+      mixed(SAME[0], "group = 3, dilations = [2, 2], pads = [2, 2, 2, 2]", filters=((2, 1, 3, 3), (3, 1, 3, 3))),
+      "is dilated",
+    ),
+    (mixed(SAME[0], 'group = 3, auto_pad = "SAME_UPPER"'), "auto_pad"),
     (mixed(SAME[0], "group = 3, pads = [5, 5, 5, 5]", filters=((2, 1, 3, 3), (3, 1, 11, 11))), None),
     (mixed(SAME[0], "group = 3, pads = [0, 5, 0, 5]", filters=((2, 1, 3, 3), (3, 1, 1, 11))), "times the work"),
     (mixed(bias=", p;"), "some of the convolutions have a bias"),
     (mixed(more="z = Relu(a)", output=", float[E,F,G,H] z"), "'a' is also used by"),
     (mixed(output=", float[E,F,G,H] c"), "'c' is a graph output"),
   ],
-)  # fmt: skip
+)
 def test_what_stays(original, words):
   if words is None:
     run_same(original, MERGE_DEPTHWISE_ON_GPU, into=["Conv"])

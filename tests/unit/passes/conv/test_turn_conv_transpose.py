@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 from onnx import helper
-from onnx_models import all_attributes, annotated, built
-from pass_helpers import assert_unchanged, lines, operators, programs, run_pass, run_same
+from onnx_models import all_attributes, annotated, built, nodes_of
+from pass_helpers import assert_unchanged, lines, operators, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer import PIPELINE, run_passes
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, TURN_CONV_TRANSPOSE
 from ortplugin.passes.conv import turn_conv_transpose
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 
 
 def up(x=(2, 16, 6, 5), w=(16, 8, 3, 3), dtype="float16", follows=True, constant=True, **attributes):
@@ -35,7 +32,7 @@ def before(original, last=True):
 
 
 def attributes_of(model):
-  (fused,) = [node for node in model.graph.node if node.op_type == "FusedConv"]
+  (fused,) = nodes_of(model, "FusedConv")
   return all_attributes(fused)
 
 
@@ -46,8 +43,8 @@ def small(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
-  ("attributes", "pads"),
+@parametrize(
+  "attributes, pads",
   [
     ({}, [2, 2, 2, 2]),
     ({"pads": [1, 0, 2, 1]}, [1, 2, 0, 1]),
@@ -76,8 +73,8 @@ def test_lines_and_volumes():
     run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
 
 
-@pytest.mark.parametrize("kernel", [3, 5, 7])
-@pytest.mark.parametrize("follows", [False, True])
+@parametrize("kernel", [3, 5, 7])
+@parametrize("follows", [False, True])
 def test_a_depthwise_one(kernel, follows):
   """Of any dtype and size, for which there is a kernel of ours."""
   original = up(("N", 6, 8, 9), (6, 1, kernel, kernel), "float32", follows, group=6, pads=[1, 1, 1, 1])
@@ -95,12 +92,11 @@ def test_weights_in_groups():
 def test_where_it_pays():
   """A layer of ResNet-50's size, by default: the whole pipeline turns it, at batch 256 and not at batch 8."""
   for batch, op in ((256, "FusedConv"), (8, "FusedConvTranspose")):
-    original = up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1])
-    optimized, _, _ = run_passes(original, PIPELINE)
+    optimized, _, _ = run_passes(up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1]), PIPELINE)
     assert operators(optimized) == ["FusedTranspose", op, "FusedTranspose"]
 
 
-@pytest.mark.parametrize("follows", [False, True])
+@parametrize("follows", [False, True])
 def test_a_kernel_of_one_element(follows):
   """A matrix product, whatever its size."""
   original = up(("N", 16, 6, 5), (16, 8, 1, 1), follows=follows)
@@ -108,9 +104,9 @@ def test_a_kernel_of_one_element(follows):
   assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("follows", [False, True])
-@pytest.mark.parametrize(
-  ("x", "w"),
+@parametrize("follows", [False, True])
+@parametrize(
+  "x, w",
   [
     (("N", 512, 4, 3), (512, 8, 3, 3)),  # very long sums, of any batch
     ((4, 240, 14, 14), (240, 8, 3, 3)),  # long ones with little work
@@ -169,7 +165,7 @@ MISSES = {
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", MISSES)
+@parametrize("name", MISSES)
 def test_near_misses(name):
   original, reason = MISSES[name]
   assert_unchanged(before(original), [TURN_CONV_TRANSPOSE], reason)
@@ -188,13 +184,13 @@ def test_strides_and_tuned_ones_stay():
 
 
 def node_of(found):
-  (fused,) = [node for node in found.graph.node if node.op_type == "FusedConvTranspose"]
+  (fused,) = nodes_of(found, "FusedConvTranspose")
   return fused
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
-  ("attribute", "value", "reason"),
+@parametrize(
+  "attribute, value, reason",
   [
     ("program", "nonsense", "expected '('"),
     ("program", "(float16 c) => (float16 c) {}", "3 inputs, but its program has"),

@@ -1,16 +1,16 @@
 """Transposed convolutions of one pixel that become products of matrices."""
 
-import pytest
 from layout_helpers import constant
-from onnx_models import all_attributes
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import all_attributes, assert_unchanged, model, nodes_of, operators, parametrize, run_pass, run_same
 
+from ortplugin.optimizer.pipeline import (
+  CHANNELS_LAST_ALWAYS,
+  CONV_EPILOGUE,
+  FUSE_CONV,
+  TRANSPOSE_VIEWS,
+  VECTOR_CONV_TRANSPOSE,
+)
 from ortplugin.passes.base import NearMiss
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
 
 
 def graph(attributes="", *, x="N,4,1,1", y="N,5,3,2", weight="", after="", more="", bias=5):
@@ -25,12 +25,12 @@ def before(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, TRANSPOSE_VIEWS)[0]
 
 
-@pytest.mark.parametrize("attributes", ["", "<strides = [2, 3]>"])
+@parametrize("attributes", ["", "<strides=[2,3]>"])
 def test_one_pixel(attributes):
   original = graph(attributes)
   optimized, _ = run_same(original, VECTOR_CONV_TRANSPOSE, start=before(original), changes=1)
   assert "FusedConvTranspose" not in operators(optimized)
-  (fused,) = [node for node in optimized.graph.node if node.op_type == "FusedConv"]
+  (fused,) = nodes_of(optimized, "FusedConv")
   found = all_attributes(fused)
   assert found.pop("program")
   assert found == {"layout": b"NHWC", "kernel_shape": [1, 1]}
@@ -52,18 +52,18 @@ def test_lines_and_volumes():
 
 
 MISSES = {
-  "groups": (graph("<group = 2>", y="N,10,3,2", bias=10), "it has 2 groups"),
-  "pads": (graph("<pads = [1, 0, 0, 0]>", y="N,5,2,2"), "it has pads of [1, 0, 0, 0]"),
+  "groups": (graph("<group=2>", y="N,10,3,2", bias=10), "it has 2 groups"),
+  "pads": (graph("<pads=[1,0,0,0]>", y="N,5,2,2"), "it has pads of [1, 0, 0, 0]"),
   "output padding": (
-    graph("<output_padding = [1, 0], strides = [2, 2]>", y="N,5,4,2"),
+    graph("<output_padding=[1,0], strides=[2,2]>", y="N,5,4,2"),
     "it has output_padding of [1, 0]",
   ),
-  "dilations": (graph("<dilations = [2, 1]>", y="N,5,5,2"), "its kernel is dilated by [2, 1]"),
+  "dilations": (graph("<dilations=[2,1]>", y="N,5,5,2"), "its kernel is dilated by [2, 1]"),
   "a caller's weights": (graph(weight="float[4,5,3,2] w"), "is no constant"),
 }
 
 
-@pytest.mark.parametrize("name", MISSES)
+@parametrize("name", MISSES)
 def test_near_misses(name):
   original, reason = MISSES[name]
   fused = before(original)

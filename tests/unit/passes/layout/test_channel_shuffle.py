@@ -1,35 +1,31 @@
 """Shuffles of channels that become a Gather."""
 
-import pytest
 from onnx import numpy_helper
-from pass_helpers import assert_unchanged, model, run_pass, run_same
+from pass_helpers import assert_unchanged, parametrize, run_pass, run_same
 
-from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
+from ortplugin.optimizer.pipeline import CHANNEL_SHUFFLE
 
 
-def graph(
-    split="{0, 2, 3, 4, 5}", perm="[0, 2, 1, 3, 4]", joined="{0, 6, 4, 5}", outputs="",
-    out="[N,6,4,5]"
-):  # fmt: skip
+def graph(split="{0, 2, 3, 4, 5}", perm="[0, 2, 1, 3, 4]", joined="{0, 6, 4, 5}", outputs="", out="[N,6,4,5]"):
   return f"""g (float[N,6,4,5] x) => (float{out} y{outputs}) <int64[5] s = {split}, int64[4] j = {joined}> {{
-    a = Reshape(x, s)  b = Transpose<perm = {perm}>(a)  y = Reshape(b, j) }}"""
+    a = Reshape(x, s)  b = Transpose<perm={perm}>(a)  y = Reshape(b, j) }}"""
 
 
-@pytest.mark.parametrize(
-  ("split", "joined"),
+@parametrize(
+  "split, joined",
   [("{0, 2, 3, 4, 5}", "{0, 6, 4, 5}"), ("{-1, 3, 2, 4, 5}", "{-1, 6, 4, 5}"), ("{0, 6, 1, 4, 5}", "{0, -1, 4, 5}")],
 )
 def test_shuffles(split, joined):
-  run_same(model(graph(split, joined=joined)), CHANNEL_SHUFFLE, into=["Gather"], changes=1)
+  run_same(graph(split, joined=joined), CHANNEL_SHUFFLE, into=["Gather"], changes=1)
 
 
 def test_the_order():
-  optimized, _ = run_pass(model(graph()), CHANNEL_SHUFFLE)
+  optimized, _ = run_pass(graph(), CHANNEL_SHUFFLE)
   (order,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer]
   assert order.tolist() == [0, 3, 1, 4, 2, 5]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
     graph(perm="[0, 1, 2, 3, 4]"),
@@ -40,9 +36,8 @@ def test_the_order():
   ],
 )
 def test_what_is_no_shuffle(text):
-  assert_unchanged(model(text), [CHANNEL_SHUFFLE])
+  assert_unchanged(text, [CHANNEL_SHUFFLE])
 
 
 def test_a_value_in_between_that_is_needed():
-  text = graph(outputs=", float[N,3,2,4,5] b")
-  assert_unchanged(model(text), [CHANNEL_SHUFFLE], "'b' is a graph output")
+  assert_unchanged(graph(outputs=", float[N,3,2,4,5] b"), [CHANNEL_SHUFFLE], "'b' is a graph output")

@@ -1,11 +1,10 @@
 """Transposes that go up over other operators, and what stays."""
 
 import numpy as np
-import pytest
 from onnx import helper, numpy_helper
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
-from ortplugin.passes.layout.early_transpose import EARLY_TRANSPOSE
+from ortplugin.optimizer.pipeline import EARLY_TRANSPOSE
 
 NUMBERS = {"zero": 0, "one": 1, "two": 2, "three": 3, "far": 99}
 
@@ -15,8 +14,8 @@ def graph(inputs, nodes, y="float[A,B,C,D] y", more=""):
   return f"g ({inputs}) => ({y}) <{numbers}, int64[2] pixels = {{2, 3}}{more}> {{ {nodes} }}"
 
 
-LAST, FIRST = "<perm = [0, 2, 3, 1]>", "<perm = [0, 3, 1, 2]>"
-HEADS = "<perm = [0, 2, 1, 3]>"
+LAST, FIRST = "<perm=[0,2,3,1]>", "<perm=[0,3,1,2]>"
+HEADS = "<perm=[0,2,1,3]>"
 SPLIT = ", int64[5] split = {2, 2, 5, 3, 4}"
 RADIX = f"t = Transpose{FIRST}(x)  b = Reshape(t, split)"  # x [2, 3, 4, 10]
 PADS = ", int64[8] pads = {0, 0, 1, 0, 0, 0, 0, 0}"
@@ -24,11 +23,11 @@ PADS = ", int64[8] pads = {0, 0, 1, 0, 0, 0, 0, 0}"
 CASES = {
   "ResNeSt's sum over the radix": (
       graph("float[2,3,4,10] x, float[2,2,5,1,1] s",
-            f"{RADIX}  m = Mul(b, s)  r = ReduceSum<keepdims = 0>(m, one)  y = Transpose{LAST}(r)", more=SPLIT),
+            f"{RADIX}  m = Mul(b, s)  r = ReduceSum<keepdims=0>(m, one)  y = Transpose{LAST}(r)", more=SPLIT),
       ["Reshape", "Reshape", "Mul", "ReduceSum", "Identity"]),
   "and its mean of all pixels": (
       graph("float[2,3,4,10] x",
-            f"{RADIX}  c = Relu(b)  r = ReduceSum<keepdims = 0>(c, one)  y = ReduceMean(r, pixels)", more=SPLIT),
+            f"{RADIX}  c = Relu(b)  r = ReduceSum<keepdims=0>(c, one)  y = ReduceMean(r, pixels)", more=SPLIT),
       ["Reshape", "Relu", "ReduceSum", "FusedPool", "Reshape"]),
   "CoaT's part without the class token": (
       graph("float[2,4,3,5] q, float[2,3,3,5] c, float[2,3,4,5] k",
@@ -38,12 +37,12 @@ CASES = {
       ["Transpose", "Softmax", "Slice", "Mul", "Pad", "Transpose", "Add", "Identity"]),
   "a pool": (
       graph("float[2,8,6,4] x",
-            f"""t = Transpose{FIRST}(x)  p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(t)
-            r = Reshape(p, rows)  y = Transpose<perm = [0, 2, 1]>(r)""", "float[A,B,C] y",
+            f"""t = Transpose{FIRST}(x)  p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(t)
+            r = Reshape(p, rows)  y = Transpose<perm=[0,2,1]>(r)""", "float[A,B,C] y",
             ", int64[3] rows = {2, 4, -1}"), ["FusedPool", "Reshape"]),
   "a Concat, a Softmax and a Slice with a step": (
       graph("float[2,3,4,5] x, float[2,3,4,7] z",
-            f"""t = Transpose{FIRST}(x)  u = Transpose{FIRST}(z)  c = Concat<axis = 1>(t, u)  s = Softmax<axis = 1>(c)
+            f"""t = Transpose{FIRST}(x)  u = Transpose{FIRST}(z)  c = Concat<axis=1>(t, u)  s = Softmax<axis=1>(c)
             p = Slice(s, one, far, three, two)  y = Transpose{LAST}(p)"""),
       ["Concat", "Softmax", "Slice", "Identity"]),
   "operands of fewer axes, constants, numbers, and one operand twice": (
@@ -58,7 +57,7 @@ CASES = {
             f"t = Transpose{HEADS}(x)  r = ReduceMax(t, two)  a = Add(r, z)  y = Transpose{HEADS}(a)"),
       ["ReduceMax", "Reshape", "Reshape", "Reshape", "Add", "Identity"]),
   "a reduction, without a Transpose behind it": (
-      graph("float[2,4,3,5] x", f"t = Transpose{HEADS}(x)  e = Exp(t)  y = ReduceSum<keepdims = 0>(e, one)",
+      graph("float[2,4,3,5] x", f"t = Transpose{HEADS}(x)  e = Exp(t)  y = ReduceSum<keepdims=0>(e, one)",
             "float[A,B,C] y"), ["Exp", "ReduceSum", "Reshape"]),
   "one of two": (
       graph("float[2,4,3,5] x, float[2,3,4,5] z", f"t = Transpose{HEADS}(x)  a = Sub(t, z)  y = Transpose{HEADS}(a)"),
@@ -66,61 +65,66 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_fewer(case):
   text, left = CASES[case]
   run_same(model(text, 18), EARLY_TRANSPOSE, N=1, into=left)
 
 
 STAY = {
-  "two of which one is new": graph(
-      "float[2,3,4,5] x, float[2,3,4,5] z", f"a = Add(x, z)  y = Transpose{HEADS}(a)"),
+  "two of which one is new": graph("float[2,3,4,5] x, float[2,3,4,5] z", f"a = Add(x, z)  y = Transpose{HEADS}(a)"),
   "what others read": graph(
-      "float[2,4,3,5] x", f"t = Transpose{HEADS}(x)  a = Exp(t)  y = Transpose{HEADS}(a)  z = Neg(a)",
-      "float[A,B,C,D] y, float[E,F,G,H] z"),
+    "float[2,4,3,5] x",
+    f"t = Transpose{HEADS}(x)  a = Exp(t)  y = Transpose{HEADS}(a)  z = Neg(a)",
+    "float[A,B,C,D] y, float[E,F,G,H] z",
+  ),
   "a Transpose that stays for others, where another is new": graph(
-      "float[2,4,3,5] x, float[2,3,4,5] z",
-      f"t = Transpose{HEADS}(x)  a = Add(t, z)  y = Transpose{HEADS}(a)  w = Softmax(t)",
-      "float[A,B,C,D] y, float[E,F,G,H] w"),
+    "float[2,4,3,5] x, float[2,3,4,5] z",
+    f"t = Transpose{HEADS}(x)  a = Add(t, z)  y = Transpose{HEADS}(a)  w = Softmax(t)",
+    "float[A,B,C,D] y, float[E,F,G,H] w",
+  ),
   "what has no other order": graph(
-      "float[2,4,3,5] x, float[5] g",
-      f"t = Transpose{HEADS}(x)  a = LayerNormalization(t, g)  y = Transpose{HEADS}(a)"),
+    "float[2,4,3,5] x, float[5] g", f"t = Transpose{HEADS}(x)  a = LayerNormalization(t, g)  y = Transpose{HEADS}(a)"
+  ),
   "a pool in an order that is not channels last": graph(
-      "float[2,4,3,5] x",
-      f"t = Transpose{HEADS}(x)  a = MaxPool<kernel_shape = [2, 2]>(t)  y = Transpose{HEADS}(a)"),
+    "float[2,4,3,5] x", f"t = Transpose{HEADS}(x)  a = MaxPool<kernel_shape=[2,2]>(t)  y = Transpose{HEADS}(a)"
+  ),
   "pads that are not known": graph(
-      "float[2,4,3,5] x, int64[8] p", f"t = Transpose{HEADS}(x)  a = Pad(t, p)  y = Transpose{HEADS}(a)"),
+    "float[2,4,3,5] x, int64[8] p", f"t = Transpose{HEADS}(x)  a = Pad(t, p)  y = Transpose{HEADS}(a)"
+  ),
   "axes that are not known": graph(
-      "float[2,4,3,5] x, int64[1] n", f"t = Transpose{HEADS}(x)  a = ReduceSum(t, n)  y = Transpose{HEADS}(a)"),
+    "float[2,4,3,5] x, int64[1] n", f"t = Transpose{HEADS}(x)  a = ReduceSum(t, n)  y = Transpose{HEADS}(a)"
+  ),
   "a small one that would be a large one": graph(
-      "float[2,4,3,5] x, float[2,3,4,50] z",
-      f"""t = Transpose{HEADS}(x)  e = Tanh(t)  c = Concat<axis = 3>(z, e)  r = ReduceSum(c, three)
-      y = Transpose{HEADS}(r)"""),
+    "float[2,4,3,5] x, float[2,3,4,50] z",
+    f"""t = Transpose{HEADS}(x)  e = Tanh(t)  c = Concat<axis=3>(z, e)  r = ReduceSum(c, three)
+      y = Transpose{HEADS}(r)""",
+  ),
   "a reduction whose axes have another order then": graph(
-      "float[2,4,3,5] x", "t = Transpose<perm = [0, 3, 2, 1]>(x)  y = ReduceSum<keepdims = 0>(t, two)",
-      "float[A,B,C] y"),
-}  # fmt: skip
+    "float[2,4,3,5] x", "t = Transpose<perm=[0,3,2,1]>(x)  y = ReduceSum<keepdims=0>(t, two)", "float[A,B,C] y"
+  ),
+}
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(model(STAY[what], 18), [EARLY_TRANSPOSE])
 
 
 def test_before_opset_13_a_softmax_is_over_several_axes():
   text = f"""g (float[2,4,3,5] x) => (float[A,B,C,D] y) {{
-    t = Transpose{HEADS}(x)  s = Softmax<axis = 1>(t)  y = Transpose{HEADS}(s) }}"""
+    t = Transpose{HEADS}(x)  s = Softmax<axis=1>(t)  y = Transpose{HEADS}(s) }}"""
   assert_unchanged(model(text, 12), [EARLY_TRANSPOSE])
   run_same(model(text, 13), EARLY_TRANSPOSE, into=["Softmax", "Identity"])
 
 
 def test_a_softmax_over_rows_becomes_one_over_columns():
   """CoaT's keys: ONNX Runtime's kernel would transpose what it reads and what it writes."""
-  text = """g (float[2,4,33,5] k) => (float[2,4,5,33] y) { s = Softmax<axis = 2>(k)
-    y = Transpose<perm = [0, 1, 3, 2]>(s) }"""
+  text = """g (float[2,4,33,5] k) => (float[2,4,5,33] y) { s = Softmax<axis=2>(k)
+    y = Transpose<perm=[0,1,3,2]>(s) }"""
   optimized, _ = run_same(model(text, 13), EARLY_TRANSPOSE, into=["Transpose", "Softmax", "Identity"])
   assert optimized.graph.node[1].attribute[0].i == 3
-  assert_unchanged(model(text.replace("axis = 2", "axis = 3"), 13), [EARLY_TRANSPOSE])
+  assert_unchanged(model(text.replace("axis=2", "axis=3"), 13), [EARLY_TRANSPOSE])
 
 
 def test_random_graphs():

@@ -1,12 +1,9 @@
 """image-input: the first convolution reads its image with channels first."""
 
 import pytest
-from onnx_models import all_attributes
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import all_attributes, assert_unchanged, model, nodes_of, operators, run_pass, run_same
 
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.image_input import IMAGE_INPUT
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, IMAGE_INPUT
 
 
 def network(channels=3, extra="", outputs="", rank=4):
@@ -33,10 +30,10 @@ def test_a_transpose_is_spared(channels):
 
 
 def test_a_transpose_that_others_need_stays():
-  original = network(extra="t = Transpose<perm = [0, 2, 3, 1]>(x)  z = Softmax(t)", outputs=", float[N,9,8,3] z")
+  original = network(extra="t = Transpose<perm=[0,2,3,1]>(x)  z = Softmax(t)", outputs=", float[N,9,8,3] z")
   optimized, _ = run_same(original, IMAGE_INPUT, start=moved(original))
   assert operators(optimized).count("Transpose") == 2
-  assert all_attributes(next(n for n in optimized.graph.node if n.op_type == "FusedConv"))["input_layout"] == b"NCHW"
+  assert all_attributes(nodes_of(optimized, "FusedConv")[0])["input_layout"] == b"NCHW"
 
 
 def test_many_channels_are_transposed():

@@ -3,18 +3,19 @@
 from math import prod
 
 import numpy as np
-import pytest
 from onnx import helper
-from onnx_models import add_weights, all_attributes, annotated, parsed
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
+from onnx_models import add_weights, all_attributes, annotated, nodes_of, parsed
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer import PIPELINE
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
-from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
+from ortplugin.optimizer.pipeline import (
+  CHANNELS_LAST_ALWAYS,
+  CONV_EPILOGUE,
+  FUSE_CONV,
+  IMAGE_OUTPUT,
+  MATMUL_TO_CONV,
+  VECTOR_CONV_TRANSPOSE,
+)
 
 UP = "strides = [2, 2], pads = [1, 1, 1, 1]"
 
@@ -31,12 +32,12 @@ def moved(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)[0]
 
 
-@pytest.mark.parametrize("filters", [1, 3, 8])
+@parametrize("filters", [1, 3, 8])
 def test_a_transpose_is_spared(filters):
   original = network(filters)
   assert operators(moved(original)) == ["Transpose", "FusedConvTranspose", "Transpose"]
   optimized, result = run_same(original, IMAGE_OUTPUT, start=moved(original), into=["Transpose", "FusedConvTranspose"])
-  (node,) = (each for each in optimized.graph.node if each.op_type == "FusedConvTranspose")
+  (node,) = nodes_of(optimized, "FusedConvTranspose")
   assert all_attributes(node)["output_layout"] == b"NCHW"
   assert list(node.output) == ["y"]
   assert len(result.changes) == 1
@@ -83,17 +84,17 @@ NEAR_MISSES = {
   "its strides are [5, 1]": network(attributes="strides = [5, 1]"),
   "its strides are [4, 4], for 3 filters; a pixel of X may become 8 vectors": network(attributes="strides = [4, 4]"),
   "it has 2 groups": network(attributes=f"{UP}, group = 2"),
-  "others read": network(extra="t = Transpose<perm = [0, 2, 3, 1]>(y)  z = Softmax(t)", outputs=", float[N,H,W,3] z"),
+  "others read": network(extra="t = Transpose<perm=[0,2,3,1]>(y)  z = Softmax(t)", outputs=", float[N,H,W,3] z"),
 }
 
 
-@pytest.mark.parametrize("words", NEAR_MISSES)
+@parametrize("words", NEAR_MISSES)
 def test_near_misses(words):
   assert_unchanged(moved(NEAR_MISSES[words]), [IMAGE_OUTPUT], words)
 
 
 def node_of(found):
-  (node,) = (each for each in found.graph.node if each.op_type == "FusedConvTranspose")
+  (node,) = nodes_of(found, "FusedConvTranspose")
   return node
 
 
@@ -123,7 +124,7 @@ def test_an_invalid_node_stays():
 def test_double_stays():
   """For which there is no kernel of ours."""
   original = parsed(
-    "g (double[N,8,?,?] x) => (double[N,3,?,?] y) { [up] y = ConvTranspose (x, w) }",
+    "g (double[N,8,?,?] x) => (double[N,3,?,?] y) { [up] y = ConvTranspose(x, w) }",
     weights={"w": np.ones((8, 3, 4, 4))},
   )
   assert_unchanged(moved(original), [IMAGE_OUTPUT], "its dtype is double")

@@ -3,10 +3,9 @@
 import numpy as np
 import onnx
 import pytest
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import add_weights, assert_unchanged, model, nodes_of, run_same
 
-from ortplugin.passes.layout.padded_order import PADDED_ORDER
+from ortplugin.optimizer.pipeline import PADDED_ORDER
 
 
 def graph(inputs, nodes, y="float[A,B,C] y", opset=17, **weights):
@@ -21,11 +20,19 @@ def graph(inputs, nodes, y="float[A,B,C] y", opset=17, **weights):
 # Relative positions as absolute ones: [2, 4, 3] to [2, 2, 2], BoTNet's in small.
 SHIFT = """a = Pad(x, behind)  b = Reshape(a, flat)  c = Pad(b, rest)  d = Reshape(c, rows)
   e = Slice(d, zero, two, one)  y = Slice(e, one, far, two)"""
-SHIFTS = {"behind": [0, 0, 0, 0, 0, 1], "flat": [4, -1], "rest": [0, 0, 0, 1], "rows": [-1, 3, 3], "zero": [0],
-          "one": [1], "two": [2], "far": [9]}  # fmt: skip
+SHIFTS = {
+  "behind": [0, 0, 0, 0, 0, 1],
+  "flat": [4, -1],
+  "rest": [0, 0, 0, 1],
+  "rows": [-1, 3, 3],
+  "zero": [0],
+  "one": [1],
+  "two": [2],
+  "far": [9],
+}
 # 3x3 windows, one pixel apart, of [2, 4, 4, 6] with 3 heads.
-WINDOWS = """a = Transpose<perm = [0, 3, 1, 2]>(x)  b = Pad(a, around)  c = Gather<axis = 2>(b, taps)
-  d = Gather<axis = 4>(c, taps)  e = Reshape(d, heads)  y = Transpose<perm = [0, 3, 5, 2, 4, 1]>(e)"""
+WINDOWS = """a = Transpose<perm=[0,3,1,2]>(x)  b = Pad(a, around)  c = Gather<axis=2>(b, taps)
+  d = Gather<axis=4>(c, taps)  e = Reshape(d, heads)  y = Transpose<perm=[0,3,5,2,4,1]>(e)"""
 UNFOLDED = {"around": [0, 0, 1, 1, 0, 0, 1, 1], "taps": [[0, 2], [1, 3], [2, 4]], "heads": [6, 2, 3, 2, 3, 2]}
 
 
@@ -42,13 +49,13 @@ def test_windows_keep_the_padding():
 
 
 def _indices(optimized):
-  gather = next(node for node in optimized.graph.node if node.op_type == "Gather")
+  gather = nodes_of(optimized, "Gather")[0]
   found = next(each for each in optimized.graph.initializer if each.name == gather.input[1])
   return [int(each) for each in onnx.numpy_helper.to_array(found)]
 
 
-FOLD = """t = Transpose<perm = [0, 2, 1, 3]>(x)  r = Reshape(t, flat)  p = Pad(r, behind)
-  a = Gather<axis = 1>(p, first)  b = Gather<axis = 1>(p, second)  """
+FOLD = """t = Transpose<perm=[0,2,1,3]>(x)  r = Reshape(t, flat)  p = Pad(r, behind)
+  a = Gather<axis=1>(p, first)  b = Gather<axis=1>(p, second)  """
 FOLDED = {"flat": [2, 4, 6], "behind": [0, 0, 0, 0, 1, 0], "first": [4, 0, 2], "second": [3, 3, 4]}
 
 
@@ -62,11 +69,11 @@ def test_several_gathers_of_one_pad():
 @pytest.mark.parametrize(
   "original",
   [
-    graph("float[2,4,6] x", "p = Pad(x, behind)  a = Gather<axis = 1>(p, first)  b = Gather<axis = 1>(p, second)"
+    graph("float[2,4,6] x", "p = Pad(x, behind)  a = Gather<axis=1>(p, first)  b = Gather<axis=1>(p, second)"
           "  y = Add(a, b)", **{**FOLDED, "flat": [1]}),  # nothing stands before the Pad
     graph("float[2,3,4,2] x", FOLD + "c = Relu(p)  d = ReduceSum(c)  e = Add(a, b)  y = Add(e, d)", **FOLDED),
     graph("float[4,2,3] x", SHIFT.replace("Pad(b, rest)", "Pad(b, rest, v)"), v=1.0, **SHIFTS),
-    graph("float[4,2,3] x", SHIFT.replace("c = Pad", 'c = Pad<mode = "edge">'), **SHIFTS),
+    graph("float[4,2,3] x", SHIFT.replace("c = Pad", 'c = Pad<mode="edge">'), **SHIFTS),
     graph("float[4,2,3] x", SHIFT, **{**SHIFTS, "rest": [0, -1, 0, 2]}),
     graph("float[4,2,3] x, int64[4] rest", SHIFT, **{k: v for k, v in SHIFTS.items() if k != "rest"}),
     graph("float[N,2,3] x", SHIFT, **SHIFTS),
@@ -100,7 +107,7 @@ def test_random_steps():
         dims = [dim + weights[f"w{step}"][at] + weights[f"w{step}"][3 + at] for at, dim in enumerate(dims)]
       elif kind == "Transpose":
         order = [int(each) for each in generator.permutation(3)]
-        dims, attributes = [dims[each] for each in order], f"<perm = {order}>"
+        dims, attributes = [dims[each] for each in order], f"<perm={order}>"
       elif kind == "Slice":
         weights[f"w{step}"], dims[axis] = [axis], max(1, dims[axis] - 1)
         weights.update(none=[0], cut=[-1])
@@ -108,7 +115,7 @@ def test_random_steps():
           kind = "Identity"
       elif kind == "Gather":
         weights[f"w{step}"] = [int(each) for each in generator.integers(0, dims[axis], 3)]
-        dims[axis], attributes = 3, f"<axis = {axis}>"
+        dims[axis], attributes = 3, f"<axis={axis}>"
       else:
         dims = [dims[0] * dims[1], 1, dims[2]]
         weights[f"w{step}"] = list(dims)

@@ -3,14 +3,9 @@
 import math
 
 import numpy as np
-import pytest
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.image_input import IMAGE_INPUT
-from ortplugin.passes.layout.paired_columns import PAIRED_COLUMNS
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, IMAGE_INPUT, PAIRED_COLUMNS
 
 
 def graph(attributes="pads = [1, 1, 1, 1]", *, x="N,3,7,8", w=(16, 3, 3, 3), bias="", dtype="float16", more=""):
@@ -21,20 +16,19 @@ def graph(attributes="pads = [1, 1, 1, 1]", *, x="N,3,7,8", w=(16, 3, 3, 3), bia
 
   given, constants = (f", {dtype}[{w[0]}] b", "") if bias else ("", f", {known('b', w[0])}")
   constants += f", {known(more, 1, 1, 1, w[0])}" if more else ""
-  text = f"""g ({dtype}[{x}] x{given}) => ({dtype}[A,B,C,D] y) <{known("w", *w)}{constants}> {{
+  return model(f"""g ({dtype}[{x}] x{given}) => ({dtype}[A,B,C,D] y) <{known("w", *w)}{constants}> {{
     c = Conv<{attributes}>(x, w, b)  r = {f"Add(c, {more})" if more else "Relu(c)"}
-    p = MaxPool<kernel_shape = [2, 2]>(r)  y = Transpose<perm = [0, 2, 3, 1]>(p) }}"""
-  return model(text)
+    p = MaxPool<kernel_shape=[2,2]>(r)  y = Transpose<perm=[0,2,3,1]>(p) }}""")
 
 
 def before(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_INPUT, CONV_EPILOGUE)[0]
 
 
-@pytest.mark.parametrize("attributes", [
+@parametrize("attributes", [
   "pads = [1, 1, 1, 1]", "pads = [0, 3, 2, 0]", "pads = [1, 1, 1, 1], strides = [2, 1]", "pads = [0, 0, 0, 0]",
 ])  # fmt: skip
-@pytest.mark.parametrize("w", [(16, 3, 3, 3), (64, 1, 2, 3), (8, 4, 1, 1)])
+@parametrize("w", [(16, 3, 3, 3), (64, 1, 2, 3), (8, 4, 1, 1)])
 def test_two_columns_at_once(attributes, w):
   width = 8 + sum(int(digit) for digit in attributes.split("[")[1].split("]")[0].split(", ")[1::2]) - w[3] + 1
   original = graph(attributes, x=f"N,{w[1]},7,{8 + width % 2}", w=w)
@@ -60,7 +54,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   given, reason = STAY[what]
   assert_unchanged(before(given), [PAIRED_COLUMNS], *([reason] if reason else []))

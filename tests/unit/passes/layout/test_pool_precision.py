@@ -1,13 +1,11 @@
 """Pools between Casts."""
 
 import numpy as np
-import pytest
 from onnx import TensorProto, helper
-from onnx_models import built
-from pass_helpers import operators, run_pass
+from pass_helpers import built, nodes_of, operators, parametrize, run_pass
 
 from ortplugin.ops import find
-from ortplugin.passes.layout.pool_precision import POOL_PRECISION
+from ortplugin.optimizer.pipeline import POOL_PRECISION
 
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 
@@ -26,7 +24,7 @@ def model(kind="average", given=HALF, wanted=HALF, outputs=("y",)):
   return built(nodes, {"x": (given, whole)}, made, domains=["ortplugin"])
 
 
-@pytest.mark.parametrize("kind", ["max", "average", "global_average", "global_max"])
+@parametrize("kind", ["max", "average", "global_average", "global_max"])
 def test_kinds(kind, rng):
   optimized, _ = run_pass(model(kind), POOL_PRECISION, into=["FusedPool"], changes=1)
   x = rng.standard_normal((3, 5, 6, 4)).astype(np.float16)
@@ -37,7 +35,7 @@ def test_kinds(kind, rng):
 
 
 def node_of(model):
-  return next(node for node in model.graph.node if node.op_type == "FusedPool")
+  return nodes_of(model, "FusedPool")[0]
 
 
 def test_a_wide_value_that_others_need_keeps_its_cast():
@@ -45,8 +43,8 @@ def test_a_wide_value_that_others_need_keeps_its_cast():
   assert sorted(operators(optimized)) == ["Cast", "FusedPool"]
 
 
-@pytest.mark.parametrize(
-  ("original", "fragments"),
+@parametrize(
+  "original, fragments",
   [
     (model(outputs=("y", "p")), ["'p' is a graph output"]),
     (model(wanted=TensorProto.BFLOAT16), ["it is not cast back to float16"]),

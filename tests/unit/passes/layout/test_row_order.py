@@ -1,11 +1,9 @@
 """Rows in another order, by several steps: rolled images, windows, merged patches."""
 
 import numpy as np
-import pytest
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
-from ortplugin.passes.layout.row_order import ROW_ORDER
+from ortplugin.optimizer.pipeline import ROW_ORDER
 
 NUMBERS = {
   "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "six": 6, "end": 2**63 - 1, "last": -1, "minus": -2,
@@ -13,16 +11,16 @@ NUMBERS = {
   "cut": [2, 2, 2, 3, 3, 4], "planes": [2, 4, 3, 2, 3, 2], "cells": [2, 9, 4, 4], "channels": [2, 4, 36],
   "divided": [2, 2, 2, 36], "flat": [2, 36, 4], "narrow": [2, 6, 12, 2], "first": [0], "some": [3, 0, 0, -1],
 }  # fmt: skip
-ROLL = """b = Slice({0}, zero, two, {1}, one)  c = Slice({0}, two, six, {1})  {2} = Concat<axis = {3}>(c, b)"""
+ROLL = """b = Slice({0}, zero, two, {1}, one)  c = Slice({0}, two, six, {1})  {2} = Concat<axis={3}>(c, b)"""
 ROLLED = ROLL.format("x", "one", "r", "1")
-BACK = """p = Reshape(x, merged)  q = Transpose<perm = [0, 1, 3, 2, 4, 5]>(p)  d = Reshape(q, image)
-  e = Slice(d, zero, four, two)  f = Slice(d, four, six, two)  y = Concat<axis = 2>(f, e)"""
+BACK = """p = Reshape(x, merged)  q = Transpose<perm=[0,1,3,2,4,5]>(p)  d = Reshape(q, image)
+  e = Slice(d, zero, four, two)  f = Slice(d, four, six, two)  y = Concat<axis=2>(f, e)"""
 PATCHES = """a = Slice(x, zero, end, one, two)  b = Slice(x, one, end, one, two)
   c = Slice(a, zero, end, two, two)  d = Slice(b, zero, end, two, two)  e = Slice(a, one, end, two, two)
-  f = Slice(b, one, end, two, two)  y = Concat<axis = -1>(c, d, e, f)"""
-GRID = """p = Reshape(x, cut)  q = Transpose<perm = [0, 5, 1, 3, 2, 4]>(p)  r = Reshape(q, planes)
-  s = Transpose<perm = [0, 2, 4, 3, 5, 1]>(r)  t = Reshape(s, cells)  y = Transpose<perm = [0, 2, 1, 3]>(t)"""
-WINDOWS = "p = Reshape(r, split)  q = Transpose<perm = [0, 1, 3, 2, 4, 5]>(p)  y = Reshape(q, windows)"
+  f = Slice(b, one, end, two, two)  y = Concat<axis=-1>(c, d, e, f)"""
+GRID = """p = Reshape(x, cut)  q = Transpose<perm=[0,5,1,3,2,4]>(p)  r = Reshape(q, planes)
+  s = Transpose<perm=[0,2,4,3,5,1]>(r)  t = Reshape(s, cells)  y = Transpose<perm=[0,2,1,3]>(t)"""
+WINDOWS = "p = Reshape(r, split)  q = Transpose<perm=[0,1,3,2,4,5]>(p)  y = Reshape(q, windows)"
 
 CASES = {
   "a roll": (ROLLED.replace("r =", "y ="), "2,6,6,4", "2,6,6,4", 36),
@@ -34,16 +32,16 @@ CASES = {
   "windows, rolled back": (BACK, "8,9,4", "2,6,6,4", 36),
   "merged patches": (PATCHES, "2,6,6,4", "2,3,3,16", 36),
   "a Gather of a transposed tensor": (
-      "t = Transpose<perm = [1, 0, 2]>(x)  y = Gather<axis = 0>(t, first)", "2,6,4", "1,2,4", 1),
+      "t = Transpose<perm=[1,0,2]>(x)  y = Gather<axis=0>(t, first)", "2,6,4", "1,2,4", 1),
   "with rows that come twice": (
-      "t = Transpose<perm = [0, 2, 1, 3]>(x)  y = Gather<axis = 2>(t, some)", "2,6,6,4", "2,6,4,4", 24),
+      "t = Transpose<perm=[0,2,1,3]>(x)  y = Gather<axis=2>(t, some)", "2,6,6,4", "2,6,4,4", 24),
   "windows to a grid, channels first in between": (GRID, "2,4,9,4", "2,4,9,4", 36),
   "three Transposes in place": (
-      "t = Transpose<perm = [0, 3, 1, 2]>(x)  r = Reshape(t, channels)  u = Transpose<perm = [0, 2, 1]>(r)  "
-      "v = Reshape(u, image)  w = Transpose<perm = [1, 2, 0, 3]>(v)  y = Transpose<perm = [2, 0, 1, 3]>(w)",
+      "t = Transpose<perm=[0,3,1,2]>(x)  r = Reshape(t, channels)  u = Transpose<perm=[0,2,1]>(r)  "
+      "v = Reshape(u, image)  w = Transpose<perm=[1,2,0,3]>(v)  y = Transpose<perm=[2,0,1,3]>(w)",
       "2,6,6,4", "2,6,6,4", None),
   "in place": (f"{ROLLED}  u = Slice(r, zero, four, one)  v = Slice(r, four, six, one)  "
-               "y = Concat<axis = 1>(v, u)", "2,6,6,4", "2,6,6,4", None),
+               "y = Concat<axis=1>(v, u)", "2,6,6,4", "2,6,6,4", None),
 }  # fmt: skip
 
 
@@ -55,8 +53,8 @@ def graph(nodes, given, made, dtype="float", more=""):
   return original
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16"])
-@pytest.mark.parametrize("case", CASES)
+@parametrize("dtype", ["float", "float16"])
+@parametrize("case", CASES)
 def test_one_gather(case, dtype):
   nodes, given, made, rows = CASES[case]
   optimized, _ = run_same(graph(nodes, given, made, dtype), ROW_ORDER)
@@ -66,28 +64,28 @@ def test_one_gather(case, dtype):
 
 
 STAY = {
-  "one Transpose": ("y = Transpose<perm = [0, 2, 1, 3]>(x)", "2,6,6,4", "2,6,6,4"),
-  "Transposes": ("t = Transpose<perm = [0, 2, 1, 3]>(x)  r = Reshape(t, image)  "
-                 "y = Transpose<perm = [1, 0, 2, 3]>(r)", "2,6,6,4", "6,2,6,4"),
+  "one Transpose": ("y = Transpose<perm=[0,2,1,3]>(x)", "2,6,6,4", "2,6,6,4"),
+  "Transposes": ("t = Transpose<perm=[0,2,1,3]>(x)  r = Reshape(t, image)  "
+                 "y = Transpose<perm=[1,0,2,3]>(r)", "2,6,6,4", "6,2,6,4"),
   "three Transposes that end with channels first": (
-      "t = Transpose<perm = [0, 2, 1, 3]>(x)  r = Reshape(t, image)  u = Transpose<perm = [0, 2, 1, 3]>(r)  "
-      "v = Reshape(u, image)  y = Transpose<perm = [0, 3, 2, 1]>(v)", "2,6,6,4", "2,4,6,6"),
+      "t = Transpose<perm=[0,2,1,3]>(x)  r = Reshape(t, image)  u = Transpose<perm=[0,2,1,3]>(r)  "
+      "v = Reshape(u, image)  y = Transpose<perm=[0,3,2,1]>(v)", "2,6,6,4", "2,4,6,6"),
   "rows that are divided while they are first": (
-      "t = Transpose<perm = [0, 3, 1, 2]>(x)  r = Reshape(t, divided)  u = Transpose<perm = [0, 2, 1, 3]>(r)  "
-      "v = Reshape(u, channels)  y = Transpose<perm = [0, 2, 1]>(v)", "2,6,6,4", "2,36,4"),
-  "a Gather alone": ("r = Reshape(x, flat)  y = Gather<axis = 1>(r, some)", "2,6,6,4", "2,4,4"),
+      "t = Transpose<perm=[0,3,1,2]>(x)  r = Reshape(t, divided)  u = Transpose<perm=[0,2,1,3]>(r)  "
+      "v = Reshape(u, channels)  y = Transpose<perm=[0,2,1]>(v)", "2,6,6,4", "2,36,4"),
+  "a Gather alone": ("r = Reshape(x, flat)  y = Gather<axis=1>(r, some)", "2,6,6,4", "2,4,4"),
   "parts of rows": (ROLL.format("x", "three", "y", "3"), "2,6,6,6", "2,6,6,6"),
-  "rows that a Reshape divides": (f"{ROLLED}  n = Reshape(r, narrow)  y = Transpose<perm = [0, 2, 1, 3]>(n)".replace(
-      ROLLED, "r = Transpose<perm = [0, 3, 2, 1]>(x)"), "2,6,6,4", "2,12,6,2"),
-  "two tensors": ("b = Slice(x, zero, two, one)  n = Neg(x)  c = Slice(n, two, six, one)  y = Concat<axis = 1>(c, b)",
+  "rows that a Reshape divides": (f"{ROLLED}  n = Reshape(r, narrow)  y = Transpose<perm=[0,2,1,3]>(n)".replace(
+      ROLLED, "r = Transpose<perm=[0,3,2,1]>(x)"), "2,6,6,4", "2,12,6,2"),
+  "two tensors": ("b = Slice(x, zero, two, one)  n = Neg(x)  c = Slice(n, two, six, one)  y = Concat<axis=1>(c, b)",
                   "2,6,6,4", "2,6,6,4"),
-  "backwards": ("b = Slice(x, last, minus, one, last)  c = Slice(x, two, six, one)  y = Concat<axis = 1>(c, b)",
+  "backwards": ("b = Slice(x, last, minus, one, last)  c = Slice(x, two, six, one)  y = Concat<axis=1>(c, b)",
                 "2,6,6,4", "2,5,6,4"),
   "integers, which may be a shape": (ROLLED.replace("r =", "y ="), "2,6,6,4", "2,6,6,4"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", STAY)
+@parametrize("case", STAY)
 def test_stays(case):
   assert_unchanged(graph(*STAY[case], dtype="int64" if "integers" in case else "float"), [ROW_ORDER])
 
@@ -108,12 +106,12 @@ def test_what_something_else_reads_stays():
 
 
 def test_an_order_too_long_to_write_stays():
-  text = "b = Slice(x, zero, two, zero)  c = Slice(x, two, end, zero)  y = Concat<axis = 0>(c, b)"
+  text = "b = Slice(x, zero, two, zero)  c = Slice(x, two, end, zero)  y = Concat<axis=0>(c, b)"
   assert_unchanged(graph(text, "70000,4", "70000,4"), [ROW_ORDER])
 
 
 def test_a_small_file_that_asks_for_many_rows():
   """Each Concat is of the one before, twice: an order of a terabyte, were it written."""
-  doubled = "  ".join(f"d{i + 1} = Concat<axis = 0>(d{i}, d{i})" for i in range(30))
+  doubled = "  ".join(f"d{i + 1} = Concat<axis=0>(d{i}, d{i})" for i in range(30))
   optimized, _ = run_pass(graph(f"d0 = Identity(x)  {doubled}  y = Identity(d30)", "1024,4", "A,4"), ROW_ORDER)
   assert operators(optimized).count("Concat") == 30 - 6  # 2 ** 16 rows have an order

@@ -1,35 +1,30 @@
 """Windows that become an image before a convolution keep their channels last."""
 
 import numpy as np
-import pytest
 from layout_helpers import FP16
 from onnx import helper
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
-from ortplugin.passes.conv.allow_tf32 import FORBID_TF32
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST
-from ortplugin.passes.layout.windows_last import WINDOWS_LAST
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import CHANNELS_LAST, DEAD_NODES, FORBID_TF32, FUSE_CONV, WINDOWS_LAST
 
-TO_IMAGE = "t = Transpose<perm = [0, 5, 1, 3, 2, 4]>(x)  r = Reshape(t, image)"
-CONV = "y = Conv<pads = [1, 1, 1, 1]>(r, w)"
+TO_IMAGE = "t = Transpose<perm=[0,5,1,3,2,4]>(x)  r = Reshape(t, image)"
+CONV = "y = Conv<pads=[1,1,1,1]>(r, w)"
 
 
-def graph(
-    nodes, x="float16[2,2,3,3,2,4] x", y="float16[2,4,6,6] y", image=(2, 4, 6, 6),
-    weights=FP16
-):  # fmt: skip
+def graph(nodes, x="float16[2,2,3,3,2,4] x", y="float16[2,4,6,6] y", image=(2, 4, 6, 6), weights=FP16):
   original = model(f"g ({x}) => ({y}) <{weights}> {{ {nodes} }}", opset=19)
   add_weights(original, image=np.array(image, np.int64))
   return original
 
 
-@pytest.mark.parametrize("batch", ["2", "N"])
+@parametrize("batch", ["2", "N"])
 def test_before_a_convolution(batch):
-  original = graph(f"{TO_IMAGE}  {CONV}", f"float16[{batch},2,3,3,2,4] x", f"float16[{batch},4,6,6] y",
-                   (2 if batch == "2" else 0, 4, 6, 6))  # fmt: skip
+  original = graph(
+    f"{TO_IMAGE}  {CONV}",
+    f"float16[{batch},2,3,3,2,4] x",
+    f"float16[{batch},4,6,6] y",
+    (2 if batch == "2" else 0, 4, 6, 6),
+  )
   optimized, result = run_same(
     original, FUSE_CONV, WINDOWS_LAST, N=2, into=["Transpose", "Reshape", "Transpose", "FusedConv"]
   )
@@ -48,9 +43,9 @@ def test_before_a_convolution(batch):
 
 
 def test_through_pools_and_what_is_pointwise():
-  pool = "p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(r)  s = Sigmoid(r)"
+  pool = "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(r)  s = Sigmoid(r)"
   original = graph(
-    f"{TO_IMAGE}  {pool}  u = Conv<pads = [1, 1, 1, 1]>(p, w)  y = Conv<pads = [1, 1, 1, 1]>(s, w)",
+    f"{TO_IMAGE}  {pool}  u = Conv<pads=[1,1,1,1]>(p, w)  y = Conv<pads=[1,1,1,1]>(s, w)",
     y="float16[2,4,6,6] y, float16[2,4,3,3] u",
   )
   optimized, _ = run_same(original, FUSE_CONV, WINDOWS_LAST, CHANNELS_LAST, DEAD_NODES)
@@ -67,12 +62,12 @@ def test_of_float32_where_it_may_round():
 SINGLE = FP16.replace("float16", "float").split("{", 1)[0] + "{" + ", ".join(["0.5"] * 144) + "}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "original",
   [
     graph(f"{TO_IMAGE}  y = Relu(r)"),  # without a convolution
     graph(f"{TO_IMAGE}  {CONV}  z = Neg(t)", y="float16[2,4,6,6] y, float16[2,4,2,3,3,2] z"),
-    graph(f"{TO_IMAGE.replace('0, 5, 1', '0, 1, 5')}  {CONV}", "float16[2,4,3,3,2,2] x"),  # channels that are first
+    graph(f"{TO_IMAGE.replace('0,5,1', '0,1,5')}  {CONV}", "float16[2,4,3,3,2,2] x"),  # channels that are first
     graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,3,3,4,2] x"),  # channels of which some are pixels
     graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,A,3,2,4] x", "float16[2,4,B,C] y", (2, 4, 6, -1)),
   ],

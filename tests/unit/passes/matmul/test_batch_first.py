@@ -1,33 +1,42 @@
 """batch-first: what nn.MultiheadAttention transposes before and after its products."""
 
-import pytest
 from matmul_helpers import weighted
-from pass_helpers import assert_same_outputs, assert_unchanged, operators, run_pass
+from pass_helpers import assert_same_outputs, assert_unchanged, operators, parametrize, run_pass
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.matmul.batch_first import BATCH_FIRST
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
-from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import (
+  BATCH_FIRST,
+  DEAD_NODES,
+  FUSE_ATTENTION,
+  MATMUL_EPILOGUE,
+  MATMUL_TO_FUSED,
+  MATMUL_VIEWS,
+)
 
 BEFORE = [FUSE_ATTENTION, DEAD_NODES, MATMUL_TO_FUSED, MATMUL_VIEWS, MATMUL_EPILOGUE]
-HEADS = """sh = Constant<value_ints = [5, 6, 8]>()  hd = Constant<value_ints = [2, 3, 5, 8]>()
-  rq = Reshape({q}, sh)  tq = Transpose<perm = [1, 0, 2]>(rq)  hq = Reshape(tq, hd)
-  rk = Reshape({k}, sh)  tk = Transpose<perm = [1, 0, 2]>(rk)  hk = Reshape(tk, hd)
-  rv = Reshape({v}, sh)  tv = Transpose<perm = [1, 0, 2]>(rv)  hv = Reshape(tv, hd)
-  kt = Transpose<perm = [0, 1, 3, 2]>(hk)  scores = MatMul(hq, kt)  p = Softmax(scores)  o = MatMul(p, hv)
-  to = Transpose<perm = [2, 0, 1, 3]>(o)"""
-FIRST = "t = Transpose<perm = [1, 0, 2]>(x)"
-PACKED = f"""{FIRST}  m = MatMul(t, w)  a = Add(m, b)  eights = Constant<value_ints = [24, 24, 24]>()
-  q, k, v = Split<axis = -1>(a, eights)  {HEADS.format(q="q", k="k", v="v")}"""
+HEADS = """sh = Constant<value_ints=[5,6,8]>()  hd = Constant<value_ints=[2,3,5,8]>()
+  rq = Reshape({q}, sh)  tq = Transpose<perm=[1,0,2]>(rq)  hq = Reshape(tq, hd)
+  rk = Reshape({k}, sh)  tk = Transpose<perm=[1,0,2]>(rk)  hk = Reshape(tk, hd)
+  rv = Reshape({v}, sh)  tv = Transpose<perm=[1,0,2]>(rv)  hv = Reshape(tv, hd)
+  kt = Transpose<perm=[0,1,3,2]>(hk)  scores = MatMul(hq, kt)  p = Softmax(scores)  o = MatMul(p, hv)
+  to = Transpose<perm=[2,0,1,3]>(o)"""
+FIRST = "t = Transpose<perm=[1,0,2]>(x)"
+PACKED = f"""{FIRST}  m = MatMul(t, w)  a = Add(m, b)  eights = Constant<value_ints=[24,24,24]>()
+  q, k, v = Split<axis=-1>(a, eights)  {HEADS.format(q="q", k="k", v="v")}"""
 APART = f"""{FIRST}  q = MatMul(t, wq)  k = MatMul(t, wk)  v = MatMul(t, wv)  {HEADS.format(q="q", k="k", v="v")}"""
-FLAT = "rows = Constant<value_ints = [10, 24]>()  r = Reshape(to, rows)  n = MatMul(r, wo)  c = Add(n, bo)"
-BACK = """sbc = Constant<value_ints = [5, 2, 24]>()  d = Reshape(c, sbc)  e = Transpose<perm = [1, 0, 2]>(d)"""
-RANK3 = """sbc = Constant<value_ints = [5, 2, 24]>()  r = Reshape(to, sbc)  n = MatMul(r, wo)  c = Add(n, bo)
-  e = Transpose<perm = [1, 0, 2]>(c)"""
-SHAPES = {"w": (24, 72), "b": (72,), "wq": (24, 24), "wk": (24, 24), "wv": (24, 24), "wo": (24, 24), "bo": (24,),
-          "u": (5, 2, 24)}  # fmt: skip
+FLAT = "rows = Constant<value_ints=[10,24]>()  r = Reshape(to, rows)  n = MatMul(r, wo)  c = Add(n, bo)"
+BACK = """sbc = Constant<value_ints=[5,2,24]>()  d = Reshape(c, sbc)  e = Transpose<perm=[1,0,2]>(d)"""
+RANK3 = """sbc = Constant<value_ints=[5,2,24]>()  r = Reshape(to, sbc)  n = MatMul(r, wo)  c = Add(n, bo)
+  e = Transpose<perm=[1,0,2]>(c)"""
+SHAPES = {
+  "w": (24, 72),
+  "b": (72,),
+  "wq": (24, 24),
+  "wk": (24, 24),
+  "wv": (24, 24),
+  "wo": (24, 24),
+  "bo": (24,),
+  "u": (5, 2, 24),
+}
 
 
 def graph(nodes, more=""):
@@ -49,7 +58,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_batch_first(case):
   nodes, layout = CASES[case]
   original = graph(nodes)
@@ -65,23 +74,26 @@ def test_batch_first(case):
 
 def test_a_residual_sum_joins_then():
   original = graph(f"{PACKED}  {FLAT}  {BACK}".replace("e = Tr", "f = Tr") + "  e = Add(x, f)")
-  optimized, _ = run_pass(run_pass(original, *BEFORE, BATCH_FIRST)[0], MATMUL_EPILOGUE)
-  assert operators(optimized) == ["FusedMatMul", "FusedAttention", "FusedMatMul", "Softmax"]
+  optimized, _ = run_pass(
+    run_pass(original, *BEFORE, BATCH_FIRST)[0],
+    MATMUL_EPILOGUE,
+    into=["FusedMatMul", "FusedAttention", "FusedMatMul", "Softmax"],
+  )
   assert_same_outputs(original, optimized)
 
 
 STAY = {
   "a product that others read": (graph(f"{PACKED}  {FLAT}  {BACK}", ", f[5,2,72] a"), 1),
   "an operand for each position": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("Add(m, b)", "Add(m, z)").replace(
-      "m = MatMul", "z = Concat<axis = -1>(t, t, t)  m = MatMul")), 1),
+      "m = MatMul", "z = Concat<axis=-1>(t, t, t)  m = MatMul")), 1),
   "an output of attention's product": (graph(f"{PACKED}  {FLAT}  {BACK}", ", f[10,24] c"), 1),
-  "another order of the rows": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("[5, 2, 24]", "[2, 5, 24]").replace(
-      "e = Transpose<perm = [1, 0, 2]>(d)", "h = Transpose<perm = [1, 0, 2]>(d)  s = Constant<value_ints = "
+  "another order of the rows": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("[5,2,24]", "[2,5,24]").replace(
+      "e = Transpose<perm=[1,0,2]>(d)", "h = Transpose<perm=[1,0,2]>(d)  s = Constant<value_ints = "
       "[2, 5, 24]>()  e = Reshape(h, s)")), 1),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_one_side_stays(what):
   original, left = STAY[what]
   before, _ = run_pass(original, *BEFORE)
@@ -93,8 +105,8 @@ def test_one_side_stays(what):
 def test_channels_that_move_stay():
   """Before the product the last axis moves: its rows are others."""
   nodes = APART.replace(
-    "t = Transpose<perm = [1, 0, 2]>(x)",
-    "i = Constant<value_ints = [5, 24, 2]>()  j = Reshape(x, i)  t = Transpose<perm = [0, 2, 1]>(j)",
+    "t = Transpose<perm=[1,0,2]>(x)",
+    "i = Constant<value_ints=[5,24,2]>()  j = Reshape(x, i)  t = Transpose<perm=[0,2,1]>(j)",
   )
-  before, _ = run_pass(graph(f"{nodes}  {FLAT}  l = Constant<value_ints = [2, 5, 24]>()  e = Reshape(c, l)"), *BEFORE)
+  before, _ = run_pass(graph(f"{nodes}  {FLAT}  l = Constant<value_ints=[2,5,24]>()  e = Reshape(c, l)"), *BEFORE)
   assert_unchanged(before, [BATCH_FIRST])

@@ -2,20 +2,33 @@
 
 import numpy as np
 import onnx
-import pytest
 from matmul_helpers import attribute, inputs_of, weighted
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 import ortplugin
-from ortplugin.passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_LSTM, LSTM_TO_TF32
 
 BOTH = 'direction = "bidirectional"'
-SHAPES = {"w": (2, 64, 8), "r": (2, 64, 16), "b": (2, 128), "h": (2, 3, 16), "c": (2, 3, 16), "peep": (2, 48),
-          "w1": (1, 64, 8), "r1": (1, 64, 16), "b1": (1, 128), "wx": (2, 64, 32), "rx": (2, 64, 16), "bx": (2, 128),
-          "r12": (2, 48, 12), "w12": (2, 48, 8), "w6": (2, 64, 6), "w112": (2, 448, 8),
-          "r112": (2, 448, 112)}  # fmt: skip
-JOINED = """t = Transpose<perm = [0, 2, 1, 3]>(o)  s = Constant<value_ints = [0, 0, -1]>()  j = Reshape(t, s)"""
+SHAPES = {
+  "w": (2, 64, 8),
+  "r": (2, 64, 16),
+  "b": (2, 128),
+  "h": (2, 3, 16),
+  "c": (2, 3, 16),
+  "peep": (2, 48),
+  "w1": (1, 64, 8),
+  "r1": (1, 64, 16),
+  "b1": (1, 128),
+  "wx": (2, 64, 32),
+  "rx": (2, 64, 16),
+  "bx": (2, 128),
+  "r12": (2, 48, 12),
+  "w12": (2, 48, 8),
+  "w6": (2, 64, 6),
+  "w112": (2, 448, 8),
+  "r112": (2, 448, 112),
+}
+JOINED = """t = Transpose<perm=[0,2,1,3]>(o)  s = Constant<value_ints=[0,0,-1]>()  j = Reshape(t, s)"""
 
 
 def graph(nodes, outputs="f[5,3,32] y", x="f[5,3,8] x", half=True):
@@ -29,7 +42,7 @@ def lstm(inputs="x, w, r, b", attributes=f"hidden_size = 16, {BOTH}", outputs="o
   return f"{outputs} = LSTM<{attributes}>({inputs})"
 
 
-BATCH_FIRST = f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm = [1, 0, 2]>(j)"
+BATCH_FIRST = f"f = Transpose<perm=[1,0,2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm=[1,0,2]>(j)"
 
 
 def recurrences(made):
@@ -47,14 +60,14 @@ def test_the_views_behind_it_are_its_own_order():
   assert [product[0], len(product)] == ["x", 3]
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize(
+@parametrize("direction", ["forward", "reverse"])
+@parametrize(
   "views",
   [
-    "n = Constant<value_ints = [1]>()  y = Squeeze(o, n)",
-    "s = Constant<value_ints = [5, 3, 16]>()  y = Reshape(o, s)",
-    "t = Transpose<perm = [0, 2, 1, 3]>(o)  s = Constant<value_ints = [0, 0, -1]>()  y = Reshape(t, s)",
-    "t = Transpose<perm = [0, 2, 1, 3]>(o)  n = Constant<value_ints = [-2]>()  y = Squeeze(t, n)",
+    "n = Constant<value_ints=[1]>()  y = Squeeze(o, n)",
+    "s = Constant<value_ints=[5,3,16]>()  y = Reshape(o, s)",
+    "t = Transpose<perm=[0,2,1,3]>(o)  s = Constant<value_ints=[0,0,-1]>()  y = Reshape(t, s)",
+    "t = Transpose<perm=[0,2,1,3]>(o)  n = Constant<value_ints=[-2]>()  y = Squeeze(t, n)",
   ],
 )
 def test_one_direction(direction, views):
@@ -70,9 +83,9 @@ def test_other_readers_get_the_order_of_onnx():
   )
   assert len(recurrences(optimized)) == 1
   views = [
-    f"{JOINED}  y = Concat<axis = 2>(j, j)  z = Identity(o)",  # Y has another reader
-    "t = Transpose<perm = [0, 2, 1, 3]>(o)  s = Constant<value_ints = [3, 5, -1]>()  y = Reshape(t, s)",  # other rows
-    "s = Constant<value_ints = [5, 3, 32]>()  y = Reshape(o, s)",  # not side by side
+    f"{JOINED}  y = Concat<axis=2>(j, j)  z = Identity(o)",  # Y has another reader
+    "t = Transpose<perm=[0,2,1,3]>(o)  s = Constant<value_ints=[3,5,-1]>()  y = Reshape(t, s)",  # other rows
+    "s = Constant<value_ints=[5,3,32]>()  y = Reshape(o, s)",  # not side by side
   ]
   for each, outputs in zip(views, ("f[5,3,64] y, f[5,2,3,16] z", "f[3,5,32] y", "f[5,3,32] y"), strict=True):
     found, _ = run_same(graph(f"{lstm()}  {each}", outputs), FUSE_LSTM)
@@ -85,8 +98,8 @@ def test_without_a_bias():
   assert len(product) == 2
 
 
-@pytest.mark.parametrize(
-  ("outputs", "declared", "count"),
+@parametrize(
+  "outputs, declared, count",
   [
     ("o, hn, cn", "f[5,3,32] y, f[2,3,16] hn, f[2,3,16] cn", 3),
     ("o, , cn", "f[5,3,32] y, f[2,3,16] cn", 3),
@@ -107,12 +120,12 @@ def test_the_last_state_alone():
   assert recurrences(optimized)[0].output[1] == "hn"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "zeros",
   [
-    "z = Constant<value = float16[1] {0}>()  n = Constant<value_ints = [2, 3, 16]>()  h0 = Expand(z, n)",
-    "n = Constant<value_ints = [2, 3, 16]>()  h0 = ConstantOfShape<value = float16[1] {0}>(n)",
-    "n = Constant<value_ints = [4, 3, 16]>()  e = ConstantOfShape<value = float16[1] {0}>(n)  h0, h1 = Split(e)",
+    "z = float16[1] {0}  n = Constant<value_ints=[2,3,16]>()  h0 = Expand(z, n)",
+    "n = Constant<value_ints=[2,3,16]>()  h0 = ConstantOfShape<value=float16[1] {0}>(n)",
+    "n = Constant<value_ints=[4,3,16]>()  e = ConstantOfShape<value=float16[1] {0}>(n)  h0, h1 = Split(e)",
   ],
 )
 def test_initial_states_of_zeros_are_left_out(zeros):
@@ -129,9 +142,9 @@ def test_batch_first():
 
 
 def test_several_layers_are_batch_first():
-  nodes = f"""f = Transpose<perm = [1, 0, 2]>(x)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
-    {lstm("j, wx, rx, bx", outputs="p")}  u = Transpose<perm = [0, 2, 1, 3]>(p)  k = Reshape(u, s)
-    y = Transpose<perm = [1, 0, 2]>(k)"""
+  nodes = f"""f = Transpose<perm=[1,0,2]>(x)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
+    {lstm("j, wx, rx, bx", outputs="p")}  u = Transpose<perm=[0,2,1,3]>(p)  k = Reshape(u, s)
+    y = Transpose<perm=[1,0,2]>(k)"""
   optimized, _ = run_same(
     graph(nodes, "f[3,5,32] y, f[2,3,16] hn", "f[3,5,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"] * 2
   )
@@ -139,34 +152,34 @@ def test_several_layers_are_batch_first():
 
 
 def test_the_last_state_of_a_batch():
-  nodes = f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b', outputs=', hn')}"
+  nodes = f"f = Transpose<perm=[1,0,2]>(x)  {lstm('f, w, r, b', outputs=', hn')}"
   run_same(graph(nodes, "f[2,3,16] hn", "f[3,5,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
 
 
-@pytest.mark.parametrize(
-  ("nodes", "outputs", "x"),
+@parametrize(
+  "nodes, outputs, x",
   [
-    (f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Relu(j)", "f[5,3,32] y", "f[3,5,8] x"),
-    (f"{lstm()}  {JOINED}  y = Transpose<perm = [1, 0, 2]>(j)", "f[3,5,32] y", "f[5,3,8] x"),
-    (f"{lstm()}  {JOINED}  y = Transpose<perm = [1, 2, 0]>(j)", "f[3,32,5] y", "f[5,3,8] x"),
+    (f"f = Transpose<perm=[1,0,2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Relu(j)", "f[5,3,32] y", "f[3,5,8] x"),
+    (f"{lstm()}  {JOINED}  y = Transpose<perm=[1,0,2]>(j)", "f[3,5,32] y", "f[5,3,8] x"),
+    (f"{lstm()}  {JOINED}  y = Transpose<perm=[1,2,0]>(j)", "f[3,32,5] y", "f[5,3,8] x"),
   ],
-)  # fmt: skip
+)
 def test_a_transpose_on_one_side_stays(nodes, outputs, x):
   optimized, _ = run_same(graph(nodes, outputs, x), FUSE_LSTM, changes=1)
   assert operators(optimized).count("Transpose") == 1
 
 
-IMAGE = f"""p = Transpose<perm = [0, 2, 1, 3]>(x)  m = Constant<value_ints = [6, 5, 8]>()  q = Reshape(p, m)
-  f = Transpose<perm = [1, 0, 2]>(q)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
-  k = Transpose<perm = [1, 0, 2]>(j)  v = Constant<value_ints = [2, 3, 5, 32]>()
-  a = Reshape(k, v)  y = Transpose<perm = [0, 2, 1, 3]>(a)"""
+IMAGE = f"""p = Transpose<perm=[0,2,1,3]>(x)  m = Constant<value_ints=[6,5,8]>()  q = Reshape(p, m)
+  f = Transpose<perm=[1,0,2]>(q)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
+  k = Transpose<perm=[1,0,2]>(j)  v = Constant<value_ints=[2,3,5,32]>()
+  a = Reshape(k, v)  y = Transpose<perm=[0,2,1,3]>(a)"""
 
 
 def test_the_columns_of_images_are_read_where_they_lie():
   outputs = "f[2,5,3,32] y, f[2,6,16] hn"
   optimized, _ = run_same(graph(IMAGE, outputs, "f[2,5,3,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
   assert attribute(recurrences(optimized)[0], "batch_first") == 1
-  rows = IMAGE.replace("[2, 3, 5, 32]", "[3, 2, 5, 32]")  # other images
+  rows = IMAGE.replace("[2,3,5,32]", "[3,2,5,32]")  # other images
   optimized, _ = run_same(graph(rows, "f[3,5,2,32] y", "f[2,5,3,8] x"), FUSE_LSTM)
   assert operators(optimized).count("Transpose") == 2
   read = IMAGE.replace("y = Tr", "z = Identity(a)  y = Tr")
@@ -175,7 +188,7 @@ def test_the_columns_of_images_are_read_where_they_lie():
 
 
 def test_open_lengths():
-  nodes = f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm = [1, 0, 2]>(j)"
+  nodes = f"f = Transpose<perm=[1,0,2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm=[1,0,2]>(j)"
   original = graph(nodes, "f[batch,length,32] y", "f[batch,length,8] x")
   optimized, _ = run_pass(original, FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
   for batch, length in ((2, 3), (1, 7)):
@@ -191,14 +204,14 @@ STAY = {
     "its activations are Sigmoid, Relu",
   ),
   "peepholes": (lstm("x, w, r, b, , , , peep"), "it has peepholes, 'peep'"),
-  "sequence_lens": (f"l = Constant<value = int32[3] {{5, 2, 1}}>()  {lstm('x, w, r, b, l')}", "it has sequence_lens"),
+  "sequence_lens": (f"l = int32[3] {{5, 2, 1}}  {lstm('x, w, r, b, l')}", "it has sequence_lens"),
   "one state": (lstm("x, w, r, b, , h"), "one of its initial states"),
   "hidden size": (lstm("x, w12, r12", f"hidden_size = 12, {BOTH}"), "its hidden size is 12"),
   "weights": (f"v = Neg(w)  {lstm('x, v, r, b')}", "'v' of shape [2, 64, 8] is no constant"),
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_what_stays(what):
   nodes, reason = STAY[what]
   assert_unchanged(graph(f"{nodes}  y = Identity(o)", "f[5,2,3,16] y"), [FUSE_LSTM], reason)
@@ -215,14 +228,10 @@ def test_float32_for_tf32():
   assert_unchanged(graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y"), [LSTM_TO_TF32])
 
 
-@pytest.mark.parametrize(
-  ("nodes", "x", "reason"),
+@parametrize(
+  "nodes, x, reason",
   [
-    (
-      lstm("x, w112, r112", f"hidden_size = 112, {BOTH}"),
-      8,
-      "its hidden size is 112; there is a fast kernel",
-    ),
+    (lstm("x, w112, r112", f"hidden_size = 112, {BOTH}"), 8, "its hidden size is 112; there is a fast kernel"),
     (lstm("x, w6, r"), 6, "its inputs have 6 elements"),
     (lstm(attributes=f"hidden_size = 16, clip = 3.0, {BOTH}"), 8, "'clip' is 3.0"),
   ],
@@ -232,17 +241,15 @@ def test_what_tf32_does_not_take(nodes, x, reason):
   assert_unchanged(original, [LSTM_TO_TF32], reason)
 
 
-@pytest.mark.parametrize(
-  ("precision", "provider", "said"),
-  [(None, "cuda", [[]]), ("tf32", "cuda", [[1]]), (None, "cpu", []), ("fp32", "cuda", [])],
+@parametrize(
+  "precision, provider, said", [(None, "cuda", [[]]), ("tf32", "cuda", [[1]]), (None, "cpu", []), ("fp32", "cuda", [])]
 )
 def test_who_may_round(precision, provider, said):
   original = graph(BATCH_FIRST, "f[3,5,32] y", "f[3,5,8] x", half=False)
   optimized, _ = ortplugin.optimize(original, precision=precision, providers=[provider])
   exact, _ = ortplugin.optimize(optimized, precision="fp32")
   for made, wanted in ((optimized, said), (exact, [[0] for _ in said])):
-    found = [[each.i for each in node.attribute if each.name == "allow_tf32"] for node in recurrences(made)]
-    assert found == wanted
+    assert [[each.i for each in node.attribute if each.name == "allow_tf32"] for node in recurrences(made)] == wanted
 
 
 def test_bfloat16():

@@ -1,19 +1,23 @@
 """What becomes part of a FusedMatMul's program, and what must not."""
 
 import numpy as np
-import pytest
 from matmul_helpers import inputs_of, weighted
-from onnx_models import add_weights
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
+from pass_helpers import (
+  add_weights,
+  assert_same_outputs,
+  assert_unchanged,
+  lines,
+  operators,
+  parametrize,
+  programs,
+  run_pass,
+)
 
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
+from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, MATMUL_EPILOGUE, MATMUL_TO_FUSED, NORM_PROLOGUE
 
 WEIGHTS = {"w": (8, 8), "w2": (8, 8), "b": (8,), "s": (), "t": (1, 1, 8)}
-NUMBERS = "one = Constant<value_float = 1.0>()  root = Constant<value_float = 1.4142135>()  "
-HALVES = "half = Cast<to = 10>(one)  halfroot = Cast<to = 10>(root)  "
+NUMBERS = "one = Constant<value_float=1.0>()  root = Constant<value_float=1.4142135>()  "
+HALVES = "half = Cast<to=10>(one)  halfroot = Cast<to=10>(root)  "
 
 
 def graph(nodes, outputs="f[N,M,8] y", inputs=""):
@@ -26,12 +30,12 @@ def fuse(original):
   return run_pass(before, MATMUL_EPILOGUE)
 
 
-@pytest.mark.parametrize(
-  ("nodes", "expected"),
+@parametrize(
+  "nodes, expected",
   [
     ("y = Add(c, b)", ["y = Add(c, bias)"]),
     ("a = Add(b, c)  y = Gelu(a)", ["add = Add(bias, c)", "y = Gelu(add)"]),
-    ('y = Gelu<approximate = "tanh">(c)', ['y = Gelu<approximate="tanh">(c)']),
+    ('y = Gelu<approximate="tanh">(c)', ['y = Gelu<approximate="tanh">(c)']),
     ("g = Sigmoid(c)  y = Mul(c, g)", ["sigmoid = Sigmoid(c)", "y = Mul(c, sigmoid)"]),
     ("a = Add(c, b)  y = Add(a, r)", ["add = Add(c, bias)", "y = Add(add, residual)"]),
     ("a = Mul(c, s)  y = Add(r, a)", ["mul = Mul(c, 0.51025390625)", "y = Add(residual, mul)"]),
@@ -55,7 +59,7 @@ def test_chains(nodes, expected):
 
 
 def test_a_cast_to_float_is_the_result():
-  original = graph("a = Add(c, b)  y = Cast<to = 1>(a)", "float[N,M,8] y")
+  original = graph("a = Add(c, b)  y = Cast<to=1>(a)", "float[N,M,8] y")
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedMatMul"]
   assert_same_outputs(original, optimized, "float16")
@@ -101,8 +105,7 @@ def test_what_only_a_pointwise_operator_outside_reads_is_computed_there():
 def test_what_only_a_sum_outside_reads_is_computed_there():
   """The sum reads half of what the product would write beside its result."""
   original = graph(
-    "a = Add(c, b)  f = Cast<to = 1>(a)  i = IsInf(f)  n = Cast<to = 1>(i)  z = ReduceSum<keepdims = 0>(n)  "
-    "y = Softmax(a)",
+    "a = Add(c, b)  f = Cast<to=1>(a)  i = IsInf(f)  n = Cast<to=1>(i)  z = ReduceSum<keepdims=0>(n)  y = Softmax(a)",
     "f[N,M,8] y, float z",
   )
   optimized, _ = fuse(original)
@@ -111,8 +114,7 @@ def test_what_only_a_sum_outside_reads_is_computed_there():
 
 
 def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum():
-  text = "a = Add(c, b)  h = Add(a, r)  n = LayerNormalization(h, b, b)  d = MatMul(n, w2)  y = Add(d, h)"
-  original = graph(text)
+  original = graph("a = Add(c, b)  h = Add(a, r)  n = LayerNormalization(h, b, b)  d = MatMul(n, w2)  y = Add(d, h)")
   optimized, _ = fuse(original)
   optimized, result = run_pass(optimized, NORM_PROLOGUE, into=["FusedMatMul", "FusedLayerNorm", "FusedMatMul"])
   assert not result.changes
@@ -122,9 +124,8 @@ def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum():
 
 def test_a_cast_that_only_a_norm_reads_is_the_norms():
   """RMS norms of Llama: two bytes are read in place of four, and four are not written."""
-  text = """h = Add(c, r)  f = Cast<to = 1>(h)  n = LayerNormalization(f, gamma)  k = Cast<to = 10>(n)
-    d = MatMul(k, w2)  y = Add(d, h)"""
-  original = graph(text)
+  original = graph("""h = Add(c, r)  f = Cast<to=1>(h)  n = LayerNormalization(f, gamma)  k = Cast<to=10>(n)
+    d = MatMul(k, w2)  y = Add(d, h)""")
   add_weights(original, gamma=np.ones(8, np.float32))
   optimized, _ = fuse(original)
   assert list(optimized.graph.node[0].output) == ["h"]
@@ -132,13 +133,13 @@ def test_a_cast_that_only_a_norm_reads_is_the_norms():
   assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(
-  ("nodes", "outputs", "inputs", "reason"),
+@parametrize(
+  "nodes, outputs, inputs, reason",
   [
     ("y = Add(c, z)", "f[K,N,M,8] y", ", f[K,N,M,8] z", "does not surely broadcast"),
     ("y = Add(c, z)", "f[N,M,8] y", ", f[A,B,8] z", "does not surely broadcast"),
     ("p = Softmax(c)  y = Mul(c, p)", "f[N,M,8] y", "", "depends on the product"),
-    ("y = Cast<to = 7>(c)", "int64[N,M,8] y", "", "has to be rounded to float16 before it"),
+    ("y = Cast<to=7>(c)", "int64[N,M,8] y", "", "has to be rounded to float16 before it"),
   ],
 )
 def test_what_stays(nodes, outputs, inputs, reason):
@@ -148,11 +149,11 @@ def test_what_stays(nodes, outputs, inputs, reason):
 
 def test_lengths_that_come_from_one_shape():
   """A residual whose shape has no name: both come from x's, one through a Reshape."""
-  text = """g (f[a,M,8] x) => (f[b,M,8] y) { shape = Shape(x)  zero = Constant<value_ints = [0]>()
-    n = Gather(shape, zero)  rest = Constant<value_ints = [4, 2, 4]>()  split = Concat<axis = 0>(n, rest)
-    q = Reshape(x, split)  k = Relu(q)  h = Transpose<perm = [0, 2, 1, 3]>(k)  v = Softmax(h)
-    u = Transpose<perm = [0, 2, 1, 3]>(v)
-    joined = Constant<value_ints = [4, 8]>()  whole = Concat<axis = 0>(n, joined)  o = Reshape(u, whole)
+  text = """g (f[a,M,8] x) => (f[b,M,8] y) { shape = Shape(x)  zero = Constant<value_ints=[0]>()
+    n = Gather(shape, zero)  rest = Constant<value_ints=[4,2,4]>()  split = Concat<axis=0>(n, rest)
+    q = Reshape(x, split)  k = Relu(q)  h = Transpose<perm=[0,2,1,3]>(k)  v = Softmax(h)
+    u = Transpose<perm=[0,2,1,3]>(v)
+    joined = Constant<value_ints=[4,8]>()  whole = Concat<axis=0>(n, joined)  o = Reshape(u, whole)
     c = MatMul(o, w)  y = Add(c, x) }"""
   original = weighted(text, {"w": (8, 8)})
   optimized, _ = fuse(original)

@@ -1,18 +1,14 @@
 """Views around a product that only regroup its rows."""
 
-import pytest
 from matmul_helpers import inputs_of, weighted
-from pass_helpers import assert_unchanged, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, operators, parametrize, run_pass, run_same
 
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
-from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, MATMUL_EPILOGUE, MATMUL_TO_FUSED, MATMUL_VIEWS
 
 PASSES = (MATMUL_TO_FUSED, MATMUL_VIEWS, MATMUL_EPILOGUE, DEAD_NODES)
 WEIGHTS = {"w": (8, 6), "b": (6,)}
-TO_ROWS = "rows = Constant<value_ints = [-1, 8]>()  a = Reshape(x, rows)  "
-BACK = "k = Constant<value_ints = [{}]>()  y = Reshape(c, k)"
+TO_ROWS = "rows = Constant<value_ints=[-1,8]>()  a = Reshape(x, rows)  "
+BACK = "k = Constant<value_ints=[{}]>()  y = Reshape(c, k)"
 
 
 def shaped(back, x="2,3,8", y="2,3,6", product="Gemm(a, w, b)", more=""):
@@ -20,13 +16,13 @@ def shaped(back, x="2,3,8", y="2,3,6", product="Gemm(a, w, b)", more=""):
 
 
 # As TorchScript writes x.view(-1, K) and y.view(*x.shape[:-1], N).
-DYNAMIC = """shape = Shape(x)  zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()
-  n = Gather(shape, zero)  m = Gather(shape, one)  axes = Constant<value_ints = [0]>()  nn = Unsqueeze(n, axes)
-  mm = Unsqueeze(m, axes)  six = Constant<value_ints = [6]>()  k = Concat<axis = 0>(nn, mm, six)  """
+DYNAMIC = """shape = Shape(x)  zero = Constant<value_int=0>()  one = Constant<value_int=1>()
+  n = Gather(shape, zero)  m = Gather(shape, one)  axes = Constant<value_ints=[0]>()  nn = Unsqueeze(n, axes)
+  mm = Unsqueeze(m, axes)  six = Constant<value_ints=[6]>()  k = Concat<axis=0>(nn, mm, six)  """
 
 
-@pytest.mark.parametrize(
-  ("text", "ops"),
+@parametrize(
+  "text, ops",
   [
     (shaped(BACK.format("2, 3, 6")), ["FusedMatMul"]),
     (shaped(BACK.format("2, -1, 6")), ["FusedMatMul"]),
@@ -55,7 +51,7 @@ def test_rows_whose_number_only_a_run_knows():
   assert inputs_of(optimized)[0][-1] == "r"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
     shaped(BACK.format("2, 3, 2, 3"), y="2,3,2,3"),  # heads
@@ -75,8 +71,8 @@ def test_an_operand_of_each_row_keeps_its_place():
 
 
 def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view():
-  text = """g (f[8] x) => (f[6] y) { first = Constant<value_ints = [0]>()  a = Unsqueeze(x, first)
-    c = Gemm(a, w, b)  k = Constant<value_ints = [6]>()  y = Reshape(c, k) }"""
+  text = """g (f[8] x) => (f[6] y) { first = Constant<value_ints=[0]>()  a = Unsqueeze(x, first)
+    c = Gemm(a, w, b)  k = Constant<value_ints=[6]>()  y = Reshape(c, k) }"""
   (reason,) = run_pass(weighted(text, {"w": (8, 6), "b": (1, 6)}), *PASSES)[1].near_misses
   assert reason.reason == "'b' has more dimensions than 'y'"
 

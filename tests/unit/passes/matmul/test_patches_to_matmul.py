@@ -1,48 +1,44 @@
 """patches-to-matmul: the first convolution of a vision transformer is a matrix product."""
 
 import onnx
-import pytest
 from matmul_helpers import attribute, inputs_of, weighted
-from pass_helpers import assert_unchanged, operators, programs, run_pass, run_same
+from pass_helpers import assert_unchanged, nodes_of, operators, parametrize, programs, run_pass, run_same
 
-from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32, FORBID_TF32
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST
-from ortplugin.passes.layout.image_input import IMAGE_INPUT
-from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
+from ortplugin.optimizer.pipeline import (
+  ALLOW_TF32,
+  CHANNELS_LAST,
+  CONV_EPILOGUE,
+  FORBID_TF32,
+  FUSE_CONV,
+  IMAGE_INPUT,
+  PATCHES_TO_MATMUL,
+)
 
 BEFORE = [FUSE_CONV, CHANNELS_LAST, IMAGE_INPUT, CONV_EPILOGUE]
 
 
-def network(
-  strides="strides = [16, 8]",
-  image="N,3,32,24",
-  channels=3,
-  kernel="16,8",
-  half=True,
-  bias=True,
-  after="",
-):
+def network(strides="strides = [16, 8]", image="N,3,32,24", channels=3, kernel="16,8", half=True, bias=True, after=""):
   """A ViT's first layers; the product's rows are moved to [N, h w, M]."""
   p, q = (int(each) for each in kernel.split(","))
   weights = {"w": (24, channels, p, q), **({"b": (24,)} if bias else {}), "g": (24,), "o": (24,)}
   return weighted(
-      f"""g (f[{image}] x) => (f[A,B,24] y) {{ c = Conv<{strides}>(x, w{", b" if bias else ""})  {after}
-        s = Constant<value_ints = [0, 24, -1]> ()  r = Reshape({"d" if after else "c"}, s)
-        t = Transpose<perm = [0, 2, 1]>(r)  y = LayerNormalization(t, g, o) }}""", weights, half=half)  # fmt: skip
+    f"""g (f[{image}] x) => (f[A,B,24] y) {{ c = Conv<{strides}>(x, w{", b" if bias else ""})  {after}
+        s = Constant<value_ints=[0,24,-1]>()  r = Reshape({"d" if after else "c"}, s)
+        t = Transpose<perm=[0,2,1]>(r)  y = LayerNormalization(t, g, o) }}""",
+    weights,
+    half=half,
+  )
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("image", ["N,3,32,24", "2,3,16,8", "1,3,48,16"])
+@parametrize("bias", [True, False])
+@parametrize("image", ["N,3,32,24", "2,3,16,8", "1,3,48,16"])
 def test_a_product_of_patches(image, bias):
   optimized, result = run_same(network(image=image, bias=bias), *BEFORE, PATCHES_TO_MATMUL)
-  first = operators(optimized)[:5]
-  assert first == ["Reshape", "Transpose", "Reshape", "FusedMatMul", "Reshape"]
+  assert operators(optimized)[:5] == ["Reshape", "Transpose", "Reshape", "FusedMatMul", "Reshape"]
   assert sum(change.rewrite == "patches-to-matmul" for change in result.changes) == 1
   assert "Transpose" not in operators(optimized)[4:]
   assert len(inputs_of(optimized)[0]) == 2 + bias
-  (product,) = [node for node in optimized.graph.node if node.op_type == "FusedMatMul"]
+  (product,) = nodes_of(optimized, "FusedMatMul")
   assert attribute(product, "trans_b") == 1
 
 
@@ -65,7 +61,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   arguments, reason = STAY[what]
   before, _ = run_pass(network(**arguments), *BEFORE)
@@ -73,13 +69,13 @@ def test_stays(what):
   assert_unchanged(before, [PATCHES_TO_MATMUL], *([reason] if reason else []))
 
 
-@pytest.mark.parametrize("said", [None, 0, 1])
+@parametrize("said", [None, 0, 1])
 def test_float32_goes_by_tf32(said, monkeypatch):
   says = [] if said is None else [ALLOW_TF32 if said else FORBID_TF32]
   for pays in ((), ("float",)):
     monkeypatch.setattr("ortplugin.passes.matmul.patches_to_matmul.TF32", pays)
     optimized, _ = run_same(network(half=False), *BEFORE, *says, PATCHES_TO_MATMUL)
-    products = [node for node in optimized.graph.node if node.op_type == "FusedMatMul"]
+    products = nodes_of(optimized, "FusedMatMul")
     assert bool(products) == (pays != () and said != 0)
     assert [each.i for node in products for each in node.attribute if each.name == "allow_tf32"] == [1] * (
       said == 1 and len(products)
@@ -88,7 +84,7 @@ def test_float32_goes_by_tf32(said, monkeypatch):
 
 def test_weights_that_a_caller_may_override_stay():
   before, _ = run_pass(network(), *BEFORE)
-  name = next(node for node in before.graph.node if node.op_type == "FusedConv").input[1]
+  name = nodes_of(before, "FusedConv")[0].input[1]
   weights = next(each for each in before.graph.initializer if each.name == name)
   before.graph.input.append(onnx.helper.make_tensor_value_info(name, weights.data_type, list(weights.dims)))
   assert_unchanged(before, [PATCHES_TO_MATMUL], "is no constant")

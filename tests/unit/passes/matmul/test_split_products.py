@@ -5,11 +5,9 @@ import pytest
 from matmul_helpers import constant, inputs_of, weighted
 from pass_helpers import assert_same_outputs, lines, programs, run_pass
 
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
-from ortplugin.passes.matmul.split_products import SPLIT_PRODUCTS
+from ortplugin.optimizer.pipeline import MATMUL_EPILOGUE, MATMUL_TO_FUSED, SPLIT_PRODUCTS
 
-GATED = "a, b = Split<axis = -1, num_outputs = 2>({c})  g = Gelu(a)  y = Mul(g, b)"
+GATED = "a, b = Split<axis=-1, num_outputs=2>({c})  g = Gelu(a)  y = Mul(g, b)"
 
 
 def graph(nodes, y="f[N,M,16] y", **weights):
@@ -27,16 +25,16 @@ def test_a_gated_linear_unit_is_two_products():
 
 
 def test_parts_of_different_sizes():
-  original = graph("y, z, u = Split<axis = 2>(c, p)", "f[N,M,8] y, f[N,M,16] z, f[N,M,8] u")
+  original = graph("y, z, u = Split<axis=2>(c, p)", "f[N,M,8] y, f[N,M,16] z, f[N,M,8] u")
   original.graph.initializer.append(onnx.helper.make_tensor("p", onnx.TensorProto.INT64, [3], [8, 16, 8]))
   optimized, _ = run_pass(original, MATMUL_TO_FUSED, SPLIT_PRODUCTS, into=["FusedMatMul"] * 3)
   assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(("nodes", "y", "reason"), [
+@pytest.mark.parametrize("nodes, y, reason", [
   (GATED.format(c="c") + "  z = Softmax(c)", "f[N,M,16] y, f[N,M,32] z", "is also used by"),
   ("d = Add(c, r)  " + GATED.format(c="d"), "f[N,M,16] y", "'r' is no constant of 32 columns"),
-  ("y, z = Split<axis = -1>(c, p)", "f[N,M,B] y, f[N,M,C] z", "not known to be multiples of 8"),
+  ("y, z = Split<axis=-1>(c, p)", "f[N,M,B] y, f[N,M,C] z", "not known to be multiples of 8"),
 ])  # fmt: skip
 def test_stays(nodes, y, reason):
   original = graph(nodes, y)

@@ -1,23 +1,22 @@
 """L2 normalisation in float16, and what is not exactly that."""
 
 import numpy as np
-import pytest
 from onnx import numpy_helper
-from pass_helpers import assert_close, assert_unchanged, lines, model, programs, restore, run, run_pass
+from pass_helpers import assert_close, assert_unchanged, lines, model, parametrize, programs, restore, run, run_pass
 
-from ortplugin.passes.norm.fuse_l2_norm import FUSE_L2_NORM
+from ortplugin.optimizer.pipeline import FUSE_L2_NORM
 
 CLIPPED = "c = Clip(n, low)  y = Div(x, c)"
 
 
 def graph(nodes=CLIPPED, low=0.0, axes="-1", dtype="float16", x="N,3,7,7"):
-  original = model(f"g ({dtype}[{x}] x) => ({dtype}[{x}] y) {{ n = ReduceL2<axes = [{axes}]>(x)  {nodes} }}")
+  original = model(f"g ({dtype}[{x}] x) => ({dtype}[{x}] y) {{ n = ReduceL2<axes=[{axes}]>(x)  {nodes} }}")
   low_ = np.array(low, np.float16 if dtype == "float16" else np.float32)
   original.graph.initializer.append(numpy_helper.from_array(low_, "low"))
   return original
 
 
-@pytest.mark.parametrize("nodes", [CLIPPED, CLIPPED.replace("Clip", "Max"), "y = Div(x, n)"])
+@parametrize("nodes", [CLIPPED, CLIPPED.replace("Clip", "Max"), "y = Div(x, n)"])
 def test_rows_of_zeros_and_of_the_smallest_numbers(nodes):
   optimized, _ = run_pass(graph(nodes, axes="2, 3"), FUSE_L2_NORM, into=["FusedLayerNorm"], changes=1)
   scale = 1 / 7
@@ -30,7 +29,7 @@ def test_rows_of_zeros_and_of_the_smallest_numbers(nodes):
   assert_close(expected.astype(np.float16), run(restore(optimized), {"x": x})[0])
 
 
-@pytest.mark.parametrize(("original", "reason"), [
+@parametrize("original, reason", [
   (graph(low=1e-6), "may be more than a row's norm"),
   (graph(CLIPPED.replace("low", "n")), "at least inf"),
   (graph(low=1e-12, dtype="float"), ""),

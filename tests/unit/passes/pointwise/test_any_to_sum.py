@@ -1,12 +1,12 @@
 """any-to-sum: whether any or all elements are true, asked by a sum."""
 
 import numpy as np
-import pytest
 from pass_helpers import (
   assert_same_values,
   assert_unchanged,
   model,
   operators,
+  parametrize,
   programs,
   restore,
   run,
@@ -14,15 +14,14 @@ from pass_helpers import (
   run_same,
 )
 
-from ortplugin.passes.pointwise.any_to_sum import ANY_TO_SUM
-from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
+from ortplugin.optimizer.pipeline import ANY_TO_SUM, FUSE_SUM_TO
 
 DTYPES = {"int64": 7, "int32": 6, "uint8": 2, "float": 1}
 
 
-def graph(reduction, to=7, end="y = Cast<to = 9>(r)", x="3,4,5", y="", outputs=""):
+def graph(reduction, to=7, end="y = Cast<to=9>(r)", x="3,4,5", y="", outputs=""):
   """Whether x [3,4,5] is infinite, as numbers of the dtype `to`, reduced."""
-  original = model(f"""g (float[{x}] x) => (bool[{y or "Y"}] y{outputs}) {{ i = IsInf(x)  c = Cast<to = {to}>(i)
+  original = model(f"""g (float[{x}] x) => (bool[{y or "Y"}] y{outputs}) {{ i = IsInf(x)  c = Cast<to={to}>(i)
     r = {reduction}  {end} }}""")
   for each in original.graph.output if not y else ():
     each.type.tensor_type.shape.ClearField("dim")
@@ -38,13 +37,13 @@ def feeds(*infinite, rows=3):
 FEEDS = [feeds(), feeds(7), feeds(0, 59), feeds(*range(20)), feeds(*range(60))]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
-@pytest.mark.parametrize("keepdims", [0, 1])
-@pytest.mark.parametrize("axes", ["", ", axes = [1, -1]", ", axes = [0, 1, 2]"])
+@parametrize("dtype", DTYPES)
+@parametrize("op", ["ReduceMax", "ReduceMin"])
+@parametrize("keepdims", [0, 1])
+@parametrize("axes", ["", ", axes = [1, -1]", ", axes = [0, 1, 2]"])
 def test_any_and_all(op, dtype, keepdims, axes):
   y = {"": ["", "1,1,1"], ", axes = [1, -1]": ["3", "3,1,1"]}.get(axes, ["", "1,1,1"])[keepdims]
-  original = graph(f"{op}<keepdims = {keepdims}{axes}>(c)", DTYPES[dtype], y=y)
+  original = graph(f"{op}<keepdims={keepdims}{axes}>(c)", DTYPES[dtype], y=y)
   optimized, _ = run_pass(original, ANY_TO_SUM, changes=1)
   assert op not in operators(optimized)
   assert operators(optimized).count("ReduceSum") == 1
@@ -52,11 +51,11 @@ def test_any_and_all(op, dtype, keepdims, axes):
     assert_same_values(original, optimized, each)
 
 
-@pytest.mark.parametrize("opset", [12, 18, 20])
+@parametrize("opset", [12, 18, 20])
 def test_opsets(opset):
-  axes = "ReduceMax<keepdims = 0, axes = [1, 2]>(c)" if opset < 18 else "ReduceMax<keepdims = 0>(c, axes)"
-  text = f"""g (float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints = [1, 2]>()  i = IsInf(x)
-    c = Cast<to = 7>(i)  r = {axes}  y = Cast<to = 9>(r) }}"""
+  axes = "ReduceMax<keepdims=0, axes=[1,2]>(c)" if opset < 18 else "ReduceMax<keepdims=0>(c, axes)"
+  text = f"""g (float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints=[1,2]>()  i = IsInf(x)
+    c = Cast<to=7>(i)  r = {axes}  y = Cast<to=9>(r) }}"""
   original = model(text, opset)
   optimized, _ = run_pass(original, ANY_TO_SUM, into=["IsInf", "Cast", "ReduceSum", "Cast"])
   for each in FEEDS:
@@ -64,8 +63,8 @@ def test_opsets(opset):
 
 
 def test_of_bools():
-  optimized, _ = run_pass(model("""g (bool[3,4] x) => (bool[3,1] y, bool z) { a = Constant<value_ints = [1]>()
-    y = ReduceMax(x, a)  z = ReduceMin<keepdims = 0>(x) }""", 20), ANY_TO_SUM)  # fmt: skip
+  optimized, _ = run_pass(model("""g (bool[3,4] x) => (bool[3,1] y, bool z) { a = Constant<value_ints=[1]>()
+    y = ReduceMax(x, a)  z = ReduceMin<keepdims=0>(x) }""", 20), ANY_TO_SUM)  # fmt: skip
   assert operators(optimized).count("ReduceSum") == 2
   for x in (np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), np.ones((3, 4), bool)):
     for found, expected in zip(run(optimized, {"x": x}), [x.any(1, keepdims=True), x.all()], strict=True):
@@ -73,17 +72,17 @@ def test_of_bools():
 
 
 def test_larger_than_zero():
-  original = graph("ReduceMax<keepdims = 0>(c)", end="zero = Constant<value_int = 0>()  y = Greater(r, zero)")
+  original = graph("ReduceMax<keepdims=0>(c)", end="zero = Constant<value_int=0>()  y = Greater(r, zero)")
   optimized, _ = run_pass(original, ANY_TO_SUM)
   assert "ReduceSum" in operators(optimized)
   for each in FEEDS:
     assert_same_values(original, optimized, each)
 
 
-@pytest.mark.parametrize(("op", "to", "changed"), [("ReduceMin", 7, 1), ("ReduceMax", 2, 1), ("ReduceMax", 7, 0)])
+@parametrize("op, to, changed", [("ReduceMin", 7, 1), ("ReduceMax", 2, 1), ("ReduceMax", 7, 0)])
 def test_of_no_elements(op, to, changed):
   """The maximum of no signed integers is the lowest one, which is true: the sum would be false."""
-  original = graph(f"{op}<keepdims = 0>(c)", to, x="N,4,5")
+  original = graph(f"{op}<keepdims=0>(c)", to, x="N,4,5")
   optimized, result = run_pass(original, ANY_TO_SUM, changes=changed)
   assert len(result.near_misses) == 1 - changed
   for each in (feeds(rows=0), *FEEDS):
@@ -91,24 +90,22 @@ def test_of_no_elements(op, to, changed):
 
 
 STAY = {
-  "a number that is read": graph("ReduceMax<keepdims = 0>(c)", outputs=", int64[Z] r"),
-  "compared with 1": graph("ReduceMax<keepdims = 0>(c)", end="one = Constant<value_int = 1>()  y = Greater(r, one)"),
-  "smaller than zero": graph(
-    "ReduceMax<keepdims = 0>(c)", end="zero = Constant<value_int = 0>()  y = Greater(zero, r)"
-  ),
-  "numbers": model("""g (int64[3,4] c) => (bool y) { r = ReduceMax<keepdims = 0>(c)  y = Cast<to = 9>(r) }"""),
-  "a sum": graph("ReduceProd<keepdims = 0>(c)"),
+  "a number that is read": graph("ReduceMax<keepdims=0>(c)", outputs=", int64[Z] r"),
+  "compared with 1": graph("ReduceMax<keepdims=0>(c)", end="one = Constant<value_int=1>()  y = Greater(r, one)"),
+  "smaller than zero": graph("ReduceMax<keepdims=0>(c)", end="zero = Constant<value_int=0>()  y = Greater(zero, r)"),
+  "numbers": model("""g (int64[3,4] c) => (bool y) { r = ReduceMax<keepdims=0>(c)  y = Cast<to=9>(r) }"""),
+  "a sum": graph("ReduceProd<keepdims=0>(c)"),
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [ANY_TO_SUM])
 
 
 def test_no_axis_is_reduced():
-  original = model("""g (float[3] x) => (bool[3] y) { a = Constant<value = int64[0] {}>()  i = IsInf(x)
-    c = Cast<to = 7>(i)  r = ReduceMax<noop_with_empty_axes = 1>(c, a)  y = Cast<to = 9>(r) }""", 18)  # fmt: skip
+  original = model("""g (float[3] x) => (bool[3] y) { a = int64[0] {}  i = IsInf(x)
+    c = Cast<to=7>(i)  r = ReduceMax<noop_with_empty_axes=1>(c, a)  y = Cast<to=9>(r) }""", 18)  # fmt: skip
   assert_unchanged(original, [ANY_TO_SUM], "its axes")
 
 
@@ -116,9 +113,9 @@ def test_what_is_infinite_is_counted_where_it_is_found():
   """T5's clamp: the test for infinity goes into the kernel that sums."""
   original = model(
     """g (float16[2,3,8] x) => (float16[2,3,8] y) <float a = {64504}, float b = {65504}> {
-      f = Cast<to = 1>(x)  i = IsInf(f)  c = Cast<to = 7>(i)  r = ReduceMax<keepdims = 0>(c)
-      any = Cast<to = 9>(r)  w = Where(any, a, b)  n = Neg(w)  low = Max(f, n)  high = Min(low, w)
-      y = Cast<to = 10>(high) }""",
+      f = Cast<to=1>(x)  i = IsInf(f)  c = Cast<to=7>(i)  r = ReduceMax<keepdims=0>(c)
+      any = Cast<to=9>(r)  w = Where(any, a, b)  n = Neg(w)  low = Max(f, n)  high = Min(low, w)
+      y = Cast<to=10>(high) }""",
     18,
   )
   optimized, _ = run_same(

@@ -1,19 +1,16 @@
 """lone-pointwise: single operators become FusedPointwise, but for those that ONNX Runtime makes part of a neighbour."""
 
-import pytest
-from pass_helpers import assert_unchanged, lines, model, programs, run_pass, run_same
+from pass_helpers import assert_unchanged, lines, parametrize, programs, run_pass, run_same
 
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
-from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
+from ortplugin.optimizer.pipeline import FUSE_POINTWISE, FUSE_SUM_TO, LONE_POINTWISE
 
 X = "float[N,4,8] x"
 W = "float[8,8] w"
 Y = "float[N,4,8] y"
 
 
-@pytest.mark.parametrize(
-  ("nodes", "inputs", "operators_after", "statement"),
+@parametrize(
+  "nodes, inputs, operators_after, statement",
   [
     ("m = MatMul(x, w)  y = Add(m, b)", f"{X}, {W}, float[8] b", ["MatMul", "FusedPointwise"], "y = Add(x, bias)"),
     ("m = MatMul(x, w)  y = Mul(m, b)", f"{X}, {W}, float[8] b", ["MatMul", "FusedPointwise"], "y = Mul(x, scale)"),
@@ -24,16 +21,16 @@ Y = "float[N,4,8] y"
   ],
 )
 def test_becomes_a_kernel_of_its_own(nodes, inputs, operators_after, statement):
-  optimized, _ = run_same(model(f"g ({inputs}) => ({Y}) {{ {nodes} }}"), LONE_POINTWISE, into=operators_after)
+  optimized, _ = run_same(f"g ({inputs}) => ({Y}) {{ {nodes} }}", LONE_POINTWISE, into=operators_after)
   assert [lines(each) for each in programs(optimized)] == [[statement]]
   assert_unchanged(optimized, [LONE_POINTWISE])
 
 
-ONE = "k = Constant<value = float {0.125}> ()"
+ONE = "k = float {0.125}"
 
 
-@pytest.mark.parametrize(
-  ("text", "why"),
+@parametrize(
+  "text, why",
   [
     (f"g ({X}, {W}) => ({Y}) {{ {ONE} m = MatMul(x, w) y = Mul(m, k) }}", "a scale after a MatMul"),
     (f"g ({X}, {W}) => ({Y}) {{ {ONE} s = Div(x, k) y = MatMul(s, w) }}", "a scale before a MatMul"),
@@ -42,7 +39,7 @@ ONE = "k = Constant<value = float {0.125}> ()"
       "g (float[N,8] x, float[8,8] w, float[8] b) => (float[N,8] y) { m = MatMul(x, w) y = Add(m, b) }",
       "a bias of a product of matrices",
     ),
-    (f"g ({X}) => (float16[N,4,8] y) {{ y = Cast<to = 10> (x) }}", "a Cast"),
+    (f"g ({X}) => (float16[N,4,8] y) {{ y = Cast<to=10>(x) }}", "a Cast"),
     ("g (int64[N] x) => (int64[N] y) { y = Neg(x) }", "no floating-point result"),
     ("g (float x) => (float y) { y = Exp(x) }", "one number"),
     (f"g ({X}) => ({Y}) {{ y = Softmax(x) }}", "not pointwise"),
@@ -50,19 +47,19 @@ ONE = "k = Constant<value = float {0.125}> ()"
   ids=lambda value: value if " => " not in value else "",
 )
 def test_stays(text, why):
-  assert_unchanged(model(text), [LONE_POINTWISE])
+  assert_unchanged(text, [LONE_POINTWISE])
 
 
 def test_the_limit_counts_replacements():
-  original = model(f"g ({X}) => ({Y}) {{ a = Relu(x) s = Softmax(a) y = Exp(s) }}")
+  original = f"g ({X}) => ({Y}) {{ a = Relu(x) s = Softmax(a) y = Exp(s) }}"
   run_pass(original, LONE_POINTWISE, limit=1, into=["FusedPointwise", "Softmax", "Exp"])
 
 
-@pytest.mark.parametrize(("dtype", "left"), [("float", 1), ("float16", 3)])
+@parametrize("dtype, left", [("float", 1), ("float16", 3)])
 def test_what_onnx_runtime_folds_stays_but_in_half_precision(dtype, left):
   ones = ", ".join(["1"] * 72)
-  original = model(f"""g ({dtype}[2,4,9,9] x) => ({dtype}[2,2,7,7] y) <{dtype}[2,4,3,3] w = {{{ones}}}> {{
-    m = ReduceMean(w)  d = Sub(w, m)  n = Exp(d)  c = Conv(x, n)  y = Relu(c) }}""")
+  original = f"""g ({dtype}[2,4,9,9] x) => ({dtype}[2,2,7,7] y) <{dtype}[2,4,3,3] w = {{{ones}}}> {{
+    m = ReduceMean(w)  d = Sub(w, m)  n = Exp(d)  c = Conv(x, n)  y = Relu(c) }}"""
   for each in (FUSE_SUM_TO, FUSE_POINTWISE):
     assert bool(run_pass(original, each)[1].changes) is (each is FUSE_POINTWISE and dtype == "float16")
   run_pass(original, LONE_POINTWISE, changes=left)

@@ -4,22 +4,21 @@ import re
 
 import numpy as np
 import onnx
-import pytest
-from onnx_models import add_weights, annotated
 from pass_helpers import (
+  add_weights,
+  annotated,
   assert_same_outputs,
   assert_same_values,
   assert_unchanged,
   model,
   operators,
+  parametrize,
   random_feeds,
   run_pass,
   run_same,
 )
 
-from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
 def ours(model):
@@ -42,8 +41,8 @@ ELEMENTS = "g (float[3,4] x, int64[2,4] i, float[2,4] u) => (float[3,4] y) { y =
 TUPLES = "g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = ScatterND%s(x, i, u) }"
 
 
-@pytest.mark.parametrize("opset", [11, 13, 15, 16, 18, 20, 23])
-@pytest.mark.parametrize("graph", [ELEMENTS, TUPLES])
+@parametrize("opset", [11, 13, 15, 16, 18, 20, 23])
+@parametrize("graph", [ELEMENTS, TUPLES])
 def test_plain(graph, opset):
   optimized, result = run_same(model(graph % "", opset), FUSE_SCATTER)
   name = "ScatterND" if graph is TUPLES else "ScatterElements"
@@ -51,10 +50,10 @@ def test_plain(graph, opset):
   assert len(result.changes) == 1
 
 
-@pytest.mark.parametrize(("reduction", "since"), [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
-@pytest.mark.parametrize("graph", [ELEMENTS, TUPLES])
+@parametrize("reduction, since", [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
+@parametrize("graph", [ELEMENTS, TUPLES])
 def test_reductions(graph, reduction, since):
-  optimized, _ = run_same(model(graph % f'<reduction = "{reduction}">', since), FUSE_SCATTER)
+  optimized, _ = run_same(model(graph % f'<reduction="{reduction}">', since), FUSE_SCATTER)
   assert ours(optimized)[0][1]["reduction"] == reduction.encode()
 
 
@@ -67,9 +66,9 @@ def run_on(original, *fragments):
 
 
 def test_a_reduction_before_its_opset_stays():
-  run_on(model(TUPLES % '<reduction = "add">', 15), "the reduction 'add' is none of opset 15")
-  run_on(model(TUPLES % '<reduction = "max">', 17), "the reduction 'max' is none of opset 17")
-  run_on(model(TUPLES % '<reduction = "median">', 18), "the reduction 'median' is none of opset 18")
+  run_on(model(TUPLES % '<reduction="add">', 15), "the reduction 'add' is none of opset 15")
+  run_on(model(TUPLES % '<reduction="max">', 17), "the reduction 'max' is none of opset 17")
+  run_on(model(TUPLES % '<reduction="median">', 18), "the reduction 'median' is none of opset 18")
 
 
 STAYS = {
@@ -78,7 +77,7 @@ STAYS = {
     "the dtype of 'x' is string",
   ),
   "bool has no sum": (
-    'g (bool[3] x, int64[1,1] i, bool[1] u) => (bool[3] y) { y = ScatterND<reduction = "add">(x, i, u) }',
+    'g (bool[3] x, int64[1,1] i, bool[1] u) => (bool[3] y) { y = ScatterND<reduction="add">(x, i, u) }',
     "the dtype of 'x' is bool, which has no reduction 'add'",
   ),
   "data of unknown rank": (
@@ -98,15 +97,15 @@ STAYS = {
 }
 
 
-@pytest.mark.parametrize("case", STAYS)
+@parametrize("case", STAYS)
 def test_what_the_operators_lack(case):
   text, reason = STAYS[case]
   assert_unchanged(model(text, 18), [FUSE_SCATTER], reason)
 
 
-@pytest.mark.parametrize("opset", [9, 10])
+@parametrize("opset", [9, 10])
 def test_scatter_before_it_was_renamed(opset, rng):
-  original = model((ELEMENTS % "<axis = 1>").replace("ScatterElements", "Scatter"), opset, ir=4)
+  original = model((ELEMENTS % "<axis=1>").replace("ScatterElements", "Scatter"), opset, ir=4)
   feeds = random_feeds(original, rng)
   optimized, _ = run_pass(original, UPDATE_SLICE, FUSE_SCATTER, changes=1)
   assert ours(optimized) == [("ScatterElements", {"axis": 1})]
@@ -128,8 +127,8 @@ def test_an_older_scatter_stays():
 
 def test_a_shape_that_is_changed_stays():
   """TorchScript writes shapes so; ONNX Runtime computes them on the host."""
-  original = model("""g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
-    at = {1}  t = ScatterElements(s, at, n)  y = Expand(x, t) }""")
+  original = """g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
+    at = {1}  t = ScatterElements(s, at, n)  y = Expand(x, t) }"""
   assert_unchanged(original, [FUSE_SCATTER])
 
 
@@ -148,14 +147,14 @@ UNIQUE = {
   "rows of an open size, from both ends": ("ScatterND", "", "float[rows,4]", np.array([[2], [-1]]), 0),
   "pairs": ("ScatterND", "", "float[3,4]", np.array([[1, 0], [0, 1]]), 1),
   "a pair twice": ("ScatterND", "", "float[3,4]", np.array([[1, 0], [1, 0]]), 0),
-  "elements": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, 2], [1, 0, 2]]), 1),
-  "elements, one twice": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, 0], [1, 0, 2]]), 0),
-  "elements, wrapped": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, -1], [1, 0, 2]]), 0),
-  "elements, one along the axis": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0], [0]]), 1),
+  "elements": ("ScatterElements", "<axis=1>", "float[3,4]", np.array([[0, 3, 2], [1, 0, 2]]), 1),
+  "elements, one twice": ("ScatterElements", "<axis=1>", "float[3,4]", np.array([[0, 3, 0], [1, 0, 2]]), 0),
+  "elements, wrapped": ("ScatterElements", "<axis=1>", "float[3,4]", np.array([[0, 3, -1], [1, 0, 2]]), 0),
+  "elements, one along the axis": ("ScatterElements", "<axis=1>", "float[3,4]", np.array([[0], [0]]), 1),
 }
 
 
-@pytest.mark.parametrize("case", UNIQUE)
+@parametrize("case", UNIQUE)
 def test_unique_constants(case):
   op, attributes, data, indices, unique = UNIQUE[case]
   depth = indices.shape[-1] if op == "ScatterND" else 0
@@ -166,43 +165,73 @@ def test_unique_constants(case):
 
 
 RUN_TIME = {
-    "NonZero": ("g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) "
-                "{ n = NonZero(m)  i = Transpose<perm = [1, 0]>(n)  y = ScatterND(x, i, u) }", 1),
-    "TopK along the axis": ("g (float[3,4] x, float[3,2] u) => (float[3,4] y) { k = {2} "
-                            "v, i = TopK(x, k)  y = ScatterElements<axis = 1>(x, i, u) }", 1),
-    "TopK along another axis": ("""g (float[3,4] x, float[2,4] u) => (float[3,4] y) {
-      k = {2}  v, i = TopK<axis = 0>(x, k)
-      y = ScatterElements<axis = 1>(x, i, u) }""", 0),
-    "ArgMax": ("g (float[3,4] x, float[3,1] u) => (float[3,4] y) "
-               "{ i = ArgMax<axis = 1>(x)  y = ScatterElements<axis = 1>(x, i, u) }", 1),
-    "ArgMax along another axis": ("g (float[3,4] x, float[1,4] u) => (float[3,4] y) "
-                                  "{ i = ArgMax<axis = 0>(x)  y = ScatterElements<axis = 1>(x, i, u) }", 0),
-    "a Range": ("""g (float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end = 1>(u)  n = Squeeze(s)
+  "NonZero": (
+    "g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) "
+    "{ n = NonZero(m)  i = Transpose<perm=[1,0]>(n)  y = ScatterND(x, i, u) }",
+    1,
+  ),
+  "TopK along the axis": (
+    "g (float[3,4] x, float[3,2] u) => (float[3,4] y) { k = {2} "
+    "v, i = TopK(x, k)  y = ScatterElements<axis=1>(x, i, u) }",
+    1,
+  ),
+  "TopK along another axis": (
+    """g (float[3,4] x, float[2,4] u) => (float[3,4] y) {
+      k = {2}  v, i = TopK<axis=0>(x, k)
+      y = ScatterElements<axis=1>(x, i, u) }""",
+    0,
+  ),
+  "ArgMax": (
+    "g (float[3,4] x, float[3,1] u) => (float[3,4] y) { i = ArgMax<axis=1>(x)  y = ScatterElements<axis=1>(x, i, u) }",
+    1,
+  ),
+  "ArgMax along another axis": (
+    "g (float[3,4] x, float[1,4] u) => (float[3,4] y) { i = ArgMax<axis=0>(x)  y = ScatterElements<axis=1>(x, i, u) }",
+    0,
+  ),
+  "a Range": (
+    """g (float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end=1>(u)  n = Squeeze(s)
       z = int64 {0}  o = int64 {1}  r = Range(z, n, o)
-      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 1),
-    "a Range from anywhere": ("""g (float[N,4] x, int64 z, int64 n, float[M,4] u) => (float[N,4] y) {
+      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction="add">(x, i, u) }""",
+    1,
+  ),
+  "a Range from anywhere": (
+    """g (float[N,4] x, int64 z, int64 n, float[M,4] u) => (float[N,4] y) {
       o = int64 {1}  r = Range(z, n, o)
-      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 0),
-    "places of a condition": ("""g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  o = {1}  p = Squeeze(t, o)
-      s = {-1, 1}  c = Reshape(p, s)  f = Shape(c)
+      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction="add">(x, i, u) }""",
+    0,
+  ),
+  "places of a condition": (
+    """g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
+      n = NonZero(m)  t = Transpose<perm=[1,0]>(n)  o = {1}  p = Squeeze(t, o)
+      s = {-1,1}  c = Reshape(p, s)  f = Shape(c)
       w = {4}  z = {0}  h = Gather(f, z)
-      e = Concat<axis = 0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction = "add">(x, i, u) }""", 1),
-    "places of a matrix's rows": ("""g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  z = {0}
+      e = Concat<axis=0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction="add">(x, i, u) }""",
+    1,
+  ),
+  "places of a matrix's rows": (
+    """g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
+      n = NonZero(m)  t = Transpose<perm=[1,0]>(n)  z = {0}
       o = {1}  c = Slice(t, z, o, o)  i = Reshape(c, d)
-      y = ScatterND(x, i, u) }""", 0),
-    "TopK of a vector": ("""g (float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
+      y = ScatterND(x, i, u) }""",
+    0,
+  ),
+  "TopK of a vector": (
+    """g (float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
       k = {3}  w, j = TopK(v, k)  a = {1}
-      i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""", 1),
-    "an input": (TUPLES % "", 0),
-    "one index": ("g (float[3,4] x, int64[1,1] i, float[1,4] u) => (float[3,4] y) "
-                  '{ y = ScatterND<reduction = "add">(x, i, u) }', 1),
-    "one element": ("g (float[3,4] x, int64[2] i, float u) => (float[3,4] y) { y = ScatterND(x, i, u) }", 1),
-}  # fmt: skip
+      i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""",
+    1,
+  ),
+  "an input": (TUPLES % "", 0),
+  "one index": (
+    'g (float[3,4] x, int64[1,1] i, float[1,4] u) => (float[3,4] y) { y = ScatterND<reduction="add">(x, i, u) }',
+    1,
+  ),
+  "one element": ("g (float[3,4] x, int64[2] i, float u) => (float[3,4] y) { y = ScatterND(x, i, u) }", 1),
+}
 
 
-@pytest.mark.parametrize("case", RUN_TIME)
+@parametrize("case", RUN_TIME)
 def test_unique_at_run_time(case, rng):
   text, unique = RUN_TIME[case]
   original = with_constants(model(text, 18), **({"d": np.array([-1, 1])} if "Reshape(c, d)" in text else {}))
@@ -218,34 +247,38 @@ def test_unique_at_run_time(case, rng):
 
 
 COPY = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
-  {0}  y = ScatterElements<axis = 1>(x, j, u) }}"""
+  {0}  y = ScatterElements<axis=1>(x, j, u) }}"""
 REPEATED = {
-  "index_copy": ("a = {0, 2}  k = Unsqueeze(i, a) "
-                 "s = {3, 2, 5}  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
-  "a shape at run time": ("a = {0, 2}  k = Unsqueeze(i, a)  s = Shape(u)  "
-                          "j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
-  "without the leading axis": ("a = {1}  k = Unsqueeze(i, a)  s = Shape(u)  "
-                               "j = Expand(k, s)", ["Unsqueeze", "Unsqueeze", "ScatterElements"]),
-  "tiled": ("a = {0, 2}  k = Unsqueeze(i, a) "
-            "s = {3, 1, 5}  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "index_copy": ("a = {0,2}  k = Unsqueeze(i, a) s = {3,2,5}  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "a shape at run time": (
+    "a = {0,2}  k = Unsqueeze(i, a)  s = Shape(u)  j = Expand(k, s)",
+    ["Unsqueeze", "ScatterElements"],
+  ),
+  "without the leading axis": (
+    "a = {1}  k = Unsqueeze(i, a)  s = Shape(u)  j = Expand(k, s)",
+    ["Unsqueeze", "Unsqueeze", "ScatterElements"],
+  ),
+  "tiled": ("a = {0,2}  k = Unsqueeze(i, a) s = {3,1,5}  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
   "tiled along its own axis": (
-      "a = {0, 2}  z = {0} "
-      "o = {1}  f = Slice(i, z, o)  p = {2}  "
-      "g2 = Tile(f, p)  k = Unsqueeze(g2, a)  s = Shape(u)  j = Expand(k, s)",
-      ["Slice", "Tile", "Unsqueeze", "ScatterElements"]),
+    "a = {0,2}  z = {0} "
+    "o = {1}  f = Slice(i, z, o)  p = {2}  "
+    "g2 = Tile(f, p)  k = Unsqueeze(g2, a)  s = Shape(u)  j = Expand(k, s)",
+    ["Slice", "Tile", "Unsqueeze", "ScatterElements"],
+  ),
   "repeated twice": (
-      "a = {0, 2}  k = Unsqueeze(i, a)  t = {1, 2, 5}  "
-      "h = Expand(k, t)  s = Shape(u)  j = Expand(h, s)", ["Unsqueeze", "ScatterElements"]),
-}  # fmt: skip
+    "a = {0,2}  k = Unsqueeze(i, a)  t = {1,2,5}  h = Expand(k, t)  s = Shape(u)  j = Expand(h, s)",
+    ["Unsqueeze", "ScatterElements"],
+  ),
+}
 
 
-@pytest.mark.parametrize("case", REPEATED)
-@pytest.mark.parametrize("opset", [12, 18])
+@parametrize("case", REPEATED)
+@parametrize("opset", [12, 18])
 def test_an_index_that_was_only_repeated(case, opset):
   nodes, expected = REPEATED[case]
   if opset < 13:  # whose Unsqueeze has its axes in an attribute
-    axes = "[0, 2]" if "{0, 2}" in nodes else "[1]"
-    nodes = re.sub(r"Unsqueeze\((\w+), a\)", rf"Unsqueeze<axes = {axes}>(\1)", nodes)
+    axes = "[0,2]" if "{0,2}" in nodes else "[1]"
+    nodes = re.sub(r"Unsqueeze\((\w+), a\)", rf"Unsqueeze<axes={axes}>(\1)", nodes)
   optimized, _ = run_same(model(COPY.format(nodes), opset), FUSE_SCATTER, DEAD_NODES)
   assert [each for each in operators(optimized) if each != "Shape"] == expected
 
@@ -262,24 +295,24 @@ def test_a_constant_index_that_was_only_repeated():
 
 def test_rows_of_columns():
   """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
-  original = model("""g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
-    rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3, 2}
+  original = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
+    rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3,2}
     e = Expand(i, s)  a = {-1}  columns = Unsqueeze(e, a)
-    j = Concat<axis = -1>(rows, columns)  y = ScatterND(x, j, u) }""")
+    j = Concat<axis=-1>(rows, columns)  y = ScatterND(x, j, u) }"""
   optimized, _ = run_same(original, FUSE_SCATTER, DEAD_NODES, into=["Reshape", "ScatterElements"])
   assert ours(optimized)[0][1] == {"axis": 1}
 
 
 def test_pairs_that_belong_together_stay_tuples():
   """a[index, other] = v"""
-  original = model("""g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
+  original = """g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
     a = {-1}  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
-    j = Concat<axis = -1>(b, c)  y = ScatterND(x, j, u) }""")
+    j = Concat<axis=-1>(b, c)  y = ScatterND(x, j, u) }"""
   optimized, _ = run_same(original, FUSE_SCATTER)
   assert ours(optimized) == [("ScatterND", {})]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "double", "int8", "uint64", "bool", "bfloat16"])
+@parametrize("dtype", ["float16", "double", "int8", "uint64", "bool", "bfloat16"])
 def test_dtypes(dtype):
   original = model((TUPLES % "").replace("float[", f"{dtype}["), 18)
   optimized, _ = run_pass(original, FUSE_SCATTER)
@@ -288,7 +321,7 @@ def test_dtypes(dtype):
     assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
     "g (float[3,4] x, int64[0,1] i, float[0,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }",
@@ -298,25 +331,25 @@ def test_dtypes(dtype):
   ],
 )
 def test_nothing_to_do(text):
-  optimized, _ = run_same(model(text), FUSE_SCATTER)
+  optimized, _ = run_same(text, FUSE_SCATTER)
   assert len(ours(optimized)) == 1
 
 
 def test_inside_bodies():
-  original = model("""g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
+  original = """g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
     n = int64 {2}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
-        d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }""")
+        d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }"""
   optimized, _ = run_same(original, FUSE_SCATTER, changes=1)
   assert ours(optimized.graph.node[-1].attribute[0].g) == [("ScatterND", {})]
 
 
-@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+@parametrize("op", ["ScatterND", "ScatterElements"])
 def test_what_else_needs_the_data(op):
   """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
   i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
-  original = model(f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{
+  original = f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{
       a = Neg(x)  b = {op}(a, i, u)  w = {op}(x, i, u)  y = Add(b, w)
-      z = If (c) <then_branch = t () => (float[3,4] p) {{ p = Abs(b) }},
-                  else_branch = e () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}""")
+      z = If(c) <then_branch = t () => (float[3,4] p) {{ p = Abs(b) }},
+                  else_branch = e () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}"""
   run_same(original, FUSE_SCATTER, changes=3)

@@ -1,30 +1,33 @@
 """x[mask] = v as the dynamo exporter writes it becomes a Where, where the mask surely has x's shape."""
 
 import numpy as np
-import pytest
 from pass_helpers import (
   assert_same_values,
   assert_unchanged,
   model,
   operators,
+  parametrize,
   random_feeds,
   run_pass,
   run_same,
 )
 
-from ortplugin.passes.scatter.masked_fill import MASKED_FILL
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, MASKED_FILL
 
-COUNT = """m1 = {-1}  flat = Reshape(m, m1)  number = Cast<to = 7> (flat)
+COUNT = """m1 = {-1}  flat = Reshape(m, m1)  number = Cast<to=7>(flat)
   count = ReduceSum(number)"""
-PLACES = "places = NonZero(m)  i = Transpose<perm = [1, 0]> (places)"
+PLACES = "places = NonZero(m)  i = Transpose<perm=[1,0]>(places)"
 
 
 def fill(
-    x="float[3,4]", mask="bool[3,4]", value="v = float {2.5}",
-    updates="w = Expand(v, count)  u = Reshape(w, m1)", places=PLACES, scatter="ScatterND",
-    opset=18
-):  # fmt: skip
+  x="float[3,4]",
+  mask="bool[3,4]",
+  value="v = float {2.5}",
+  updates="w = Expand(v, count)  u = Reshape(w, m1)",
+  places=PLACES,
+  scatter="ScatterND",
+  opset=18,
+):
   return model(
     f"g ({x} x, {mask} m) => ({x} y) {{ {COUNT}  {value}  {places}  {updates}  y = {scatter}(x, i, u) }}", opset
   )
@@ -36,40 +39,39 @@ FORMS = {
   "a value of shape [1]": fill(value="v = float[1] {2.5}"),
   "more dimensions than x": fill(
     value="v = float[1,1,1] {2.5}",
-    updates="c1 = Concat<axis = 0>(one, one, count)  w = Expand(v, c1)  u = Reshape(w, m1)",
+    updates="c1 = Concat<axis=0>(one, one, count)  w = Expand(v, c1)  u = Reshape(w, m1)",
     places=PLACES + "  one = {1}",
   ),
   "int64": fill(x="int64[3,4]", value="v = int64 {7}"),
-  "float16": fill(x="float16[3,4]", value="h = float {2.5}  v = Cast<to = 10> (h)"),
+  "float16": fill(x="float16[3,4]", value="h = float {2.5}  v = Cast<to=10>(h)"),
   "double": fill(x="double[3,4]", value="v = double {2.5}"),
   "a perm that is absent": fill(places="places = NonZero(m)  i = Transpose(places)"),
-  "ConstantOfShape": fill(updates="u = ConstantOfShape<value = float[1] {2.5}> (count)"),
+  "ConstantOfShape": fill(updates="u = ConstantOfShape<value=float[1] {2.5}>(count)"),
   "an open size": fill(x="float[N,4]", mask="bool[N,4]"),
   "opset 13": fill(opset=13),
   "one dimension": fill(x="float[5]", mask="bool[5]"),
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form(form):
   optimized, result = run_same(FORMS[form], MASKED_FILL, DEAD_NODES)
   assert [each for each in operators(optimized) if each not in ("Cast", "Reshape")] == ["Where"]
   assert len([each for each in result.changes if each.rewrite == "masked-fill"]) == 1
 
 
-@pytest.mark.parametrize("chosen", [0.0, 1.0])
+@parametrize("chosen", [0.0, 1.0])
 def test_all_or_nothing_is_chosen(chosen, rng):
   original = fill()
   optimized, _ = run_pass(original, MASKED_FILL)
-  feeds = {**random_feeds(original, rng), "m": np.full((3, 4), bool(chosen))}
-  assert_same_values(original, optimized, feeds)
+  assert_same_values(original, optimized, {**random_feeds(original, rng), "m": np.full((3, 4), bool(chosen))})
 
 
 def test_a_mask_over_the_first_axes():
   original = model(
     f"""g (float[3,4,5] x, bool[3,4] m) => (float[3,4,5] y) {{ {COUNT}  {PLACES}
       v = float {{2.5}}  five = {{5}}
-      s = Concat<axis = 0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
+      s = Concat<axis=0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
     18,
   )
   run_same(original, MASKED_FILL, DEAD_NODES, into=["Unsqueeze", "Where"])
@@ -79,7 +81,7 @@ def test_a_mask_that_was_repeated():
   """Where broadcasts it."""
   original = model(
     f"""g (float[3,4] x, bool[3,1] m0) => (float[3,4] y) {{
-      s = {{3, 4}}  m = Expand(m0, s)  {COUNT}  {PLACES}
+      s = {{3,4}}  m = Expand(m0, s)  {COUNT}  {PLACES}
       v = float {{2.5}}  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )
@@ -101,13 +103,13 @@ MISSES = {
   "a mask of numbers": (fill(mask="float[3,4]"), "'m' is no mask of 'x'"),
   "an unknown size": (fill(x="float[N,4]", mask="bool[3,4]"), "is not surely that of 'x', [N, 4]"),
   "no Where for int8": (
-    fill(x="int8[3,4]", value="h = float {2.5}  v = Cast<to = 3> (h)"),
+    fill(x="int8[3,4]", value="h = float {2.5}  v = Cast<to=3>(h)"),
     "for which ONNX Runtime has no Where",
   ),
 }
 
 
-@pytest.mark.parametrize("case", MISSES)
+@parametrize("case", MISSES)
 def test_near_misses(case):
   original, reason = MISSES[case]
   assert_unchanged(original, [MASKED_FILL], reason)
@@ -117,16 +119,15 @@ OTHERS = {
   "masked_scatter": model(
     f"g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) {{ {PLACES}  y = ScatterND(x, i, u) }}"
   ),
-  "a sum": fill(scatter='ScatterND<reduction = "add">'),
+  "a sum": fill(scatter='ScatterND<reduction="add">'),
   "places that are not a mask's": fill(places=PLACES.replace("i =", "j =") + "  i = Abs(j)"),
   "values that differ": fill(
-    value="v = float[2] {1.0, 2.0}",
-    updates="w = Tile(v, count)  z = {0}  u = Slice(w, z, count)",
+    value="v = float[2] {1.0, 2.0}", updates="w = Tile(v, count)  z = {0}  u = Slice(w, z, count)"
   ),
 }
 
 
-@pytest.mark.parametrize("case", OTHERS)
+@parametrize("case", OTHERS)
 def test_what_is_no_masked_fill_stays(case):
   assert_unchanged(OTHERS[case], [MASKED_FILL])
 

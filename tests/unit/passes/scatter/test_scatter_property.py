@@ -4,8 +4,7 @@ passes make of them computes the same."""
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx_models import add_weights
-from pass_helpers import model, run_same
+from pass_helpers import add_weights, model, run_same
 from sample import examples
 
 from ortplugin.optimizer import PIPELINE
@@ -72,7 +71,7 @@ def graphs(draw):
       indices = constant(np.broadcast_to(column, extent))
     else:
       indices = node(f"Expand({constant(column)}, {constant(np.array(extent, np.int64))})")
-    return node(f"ScatterElements<axis = {axis}>({data}, {indices}, {updates(extent)})")
+    return node(f"ScatterElements<axis={axis}>({data}, {indices}, {updates(extent)})")
 
   for _ in range(draw(st.integers(1, 4))):
     kind = draw(st.sampled_from(["plain", "plain", "transposed", "part"]))
@@ -80,8 +79,8 @@ def graphs(draw):
       value = scatter(value, sizes)
     elif kind == "transposed":
       perm = draw(st.permutations(range(rank)))
-      inner = scatter(node(f"Transpose<perm = {list(perm)}>({value})"), [sizes[axis] for axis in perm])
-      value = node(f"Transpose<perm = {[perm.index(axis) for axis in range(rank)]}>({inner})")
+      inner = scatter(node(f"Transpose<perm={list(perm)}>({value})"), [sizes[axis] for axis in perm])
+      value = node(f"Transpose<perm={[perm.index(axis) for axis in range(rank)]}>({inner})")
     else:
       axis = draw(st.integers(0, rank - 1))
       start = draw(st.integers(0, sizes[axis] - 1))
@@ -91,7 +90,7 @@ def graphs(draw):
       first = draw(st.integers(0, sizes[axis] - count)) if draw(st.integers(0, 3)) == 0 else start
       rows = np.reshape(np.arange(first, first + count), [-1 if i == axis else 1 for i in range(rank)])
       whole = np.broadcast_to(rows, [count if i == axis else size for i, size in enumerate(sizes)])
-      value = node(f"ScatterElements<axis = {axis}>({value}, {constant(whole.astype(np.int64))}, {part})")
+      value = node(f"ScatterElements<axis={axis}>({value}, {constant(whole.astype(np.int64))}, {part})")
   shape = ", ".join(names)
   made = model(f"g (float[{shape}] x) => (float[{shape}] y) {{ {'  '.join(nodes)}  y = Identity({value}) }}", 18)
   add_weights(made, **constants)

@@ -1,25 +1,33 @@
 """Scatters between Transposes, as the dynamo exporter writes those on an inner axis."""
 
 import numpy as np
-import pytest
-from onnx_models import add_weights, all_attributes
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import (
+  add_weights,
+  all_attributes,
+  assert_unchanged,
+  model,
+  operators,
+  parametrize,
+  run_pass,
+  run_same,
+)
 
-from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
-from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, REMOVE_IDENTITIES, SCATTER_TRANSPOSE, UPDATE_SLICE
 
 PASSES = (UPDATE_SLICE, FUSE_SCATTER, SCATTER_TRANSPOSE, DEAD_NODES)
-SCATTER = """{{ xt = Transpose<perm = {perm}> (x)  {updates}  yt = {scatter}(xt, i, ut)
-  y = Transpose<perm = {back}> (yt) }}"""
+SCATTER = """{{ xt = Transpose<perm={perm}>(x)  {updates}  yt = {scatter}(xt, i, ut)
+  y = Transpose<perm={back}>(yt) }}"""
 
 
 def scatter(
-    indices, op="ScatterND", perm="[1, 0, 2]", back="[1, 0, 2]", u="float[3,2,5]",
-    updates="ut = Transpose<perm = {perm}> (u)", values=None
-):  # fmt: skip
+  indices,
+  op="ScatterND",
+  perm="[1, 0, 2]",
+  back="[1, 0, 2]",
+  u="float[3,2,5]",
+  updates="ut = Transpose<perm={perm}>(u)",
+  values=None,
+):
   body = SCATTER.format(perm=perm, back=back, scatter=op, updates=updates.format(perm=perm))
   made = model(f"g (float[3,4,5] x{indices}, {u} u) => (float[3,4,5] y) {body}", 18)
   if values is not None:
@@ -36,16 +44,16 @@ FORMS = {
   "a slice": (scatter("", values=[[1], [2]]), ["UpdateSlice"], {"axes": [1]}),
   "rows": (scatter(", int64[2,1] i"), ["Reshape", "ScatterElements"], {"axis": 1}),
   "a sum": (
-      scatter(", int64[2,1] i", op='ScatterND<reduction = "add">'),
+      scatter(", int64[2,1] i", op='ScatterND<reduction="add">'),
       ["Reshape", "ScatterElements"], {"axis": 1, "reduction": b"add"}),
   "three axes in turn": (
       scatter("", perm="[2, 0, 1]", back="[1, 2, 0]", u="float[3,4,2]", values=[[1], [2]]),
       ["UpdateSlice"], {"axes": [2]}),
   "ScatterElements": (
-      scatter(", int64[2,3,5] i", op="ScatterElements<axis = 0>"), ["Transpose", "ScatterElements"], {"axis": 1}),
+      scatter(", int64[2,3,5] i", op="ScatterElements<axis=0>"), ["Transpose", "ScatterElements"], {"axis": 1}),
   "ScatterElements, indices transposed too": (
-      scatter(", int64[3,2,5] i0", op="ScatterElements<axis = 0>",
-              updates="ut = Transpose<perm = {perm}> (u)  i = Transpose<perm = {perm}> (i0)"),
+      scatter(", int64[3,2,5] i0", op="ScatterElements<axis=0>",
+              updates="ut = Transpose<perm={perm}>(u)  i = Transpose<perm={perm}>(i0)"),
       ["ScatterElements"], {"axis": 1}),
   "updates that were not transposed": (
       scatter("", u="float[2,3,5]", updates="ut = Neg(u)", values=[[1], [2]]), ["Neg", "Transpose", "UpdateSlice"],
@@ -53,7 +61,7 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form(form):
   original, expected, found = FORMS[form]
   optimized, _ = run_same(original, *PASSES, into=expected)
@@ -75,7 +83,7 @@ MISSES = {
 }
 
 
-@pytest.mark.parametrize("case", MISSES)
+@parametrize("case", MISSES)
 def test_near_misses(case):
   original, reason = MISSES[case]
   for number, dim in enumerate(original.graph.output[0].type.tensor_type.shape.dim):
@@ -84,39 +92,37 @@ def test_near_misses(case):
   assert_unchanged(fused, [SCATTER_TRANSPOSE], reason)
 
 
-@pytest.mark.parametrize(
-  ("more", "outputs"), [("", ", float[4,3,5] yt"), ("  z = Neg(yt)", ", float[4,3,5] z")]
-)  # RELIABILITY 8, 9
+@parametrize("more, outputs", [("", ", float[4,3,5] yt"), ("  z = Neg(yt)", ", float[4,3,5] z")])  # RELIABILITY 8, 9
 def test_a_result_that_is_needed_transposed(more, outputs):
-  original = model(
+  original = (
     f"g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y{outputs}) "
-    "{ xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut) "
-    f" y = Transpose<perm = [1, 0, 2]> (yt){more} }}"
+    "{ xt = Transpose<perm=[1,0,2]>(x)  ut = Transpose<perm=[1,0,2]>(u)  yt = ScatterND(xt, i, ut) "
+    f" y = Transpose<perm=[1,0,2]>(yt){more} }}"
   )
   optimized, _ = run_same(original, *PASSES)
   assert "ScatterND" in operators(optimized)
 
 
 def test_transposed_data_that_something_else_reads():
-  original = model("""g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y, float[4,3,5] z) {
-    xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut)
-    y = Transpose<perm = [1, 0, 2]> (yt)  z = Neg(xt) }""")
+  original = """g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y, float[4,3,5] z) {
+    xt = Transpose<perm=[1,0,2]>(x)  ut = Transpose<perm=[1,0,2]>(u)  yt = ScatterND(xt, i, ut)
+    y = Transpose<perm=[1,0,2]>(yt)  z = Neg(xt) }"""
   optimized, _ = run_same(original, *PASSES)
   assert sorted(operators(optimized)) == ["Neg", "Reshape", "ScatterElements", "Transpose"]
 
 
 def test_a_transpose_that_does_more_remains():
   original = model("""g (float[3,4,5] x, float[3,2,5] u) => (float[5,3,4] y) {
-    xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut)
-    y = Transpose<perm = [2, 1, 0]> (yt) }""")
+    xt = Transpose<perm=[1,0,2]>(x)  ut = Transpose<perm=[1,0,2]>(u)  yt = ScatterND(xt, i, ut)
+    y = Transpose<perm=[2,1,0]>(yt) }""")
   add_weights(original, i=np.array([[1], [2]]))
   run_same(original, *PASSES, into=["UpdateSlice", "Transpose"])
 
 
 def test_two_in_a_row_with_their_transposes_merged():
   original = model("""g (float[3,4,5] x, int64[2,1] i, float[4,3,5] u, float[2,3,4] v) => (float[3,4,5] y) {
-    a = Transpose<perm = [1, 0, 2]> (x)  b = ScatterND(a, j, u)  c = Transpose<perm = [2, 1, 0]> (b)
-    d = ScatterND(c, i, v)  y = Transpose<perm = [1, 2, 0]> (d) }""")
+    a = Transpose<perm=[1,0,2]>(x)  b = ScatterND(a, j, u)  c = Transpose<perm=[2,1,0]>(b)
+    d = ScatterND(c, i, v)  y = Transpose<perm=[1,2,0]>(d) }""")
   add_weights(original, j=np.array([[0], [1], [3], [2]]))
   optimized, _ = run_same(original, *PASSES, REMOVE_IDENTITIES)
   assert operators(optimized).count("ScatterElements") == 2

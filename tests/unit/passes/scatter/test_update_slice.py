@@ -2,15 +2,15 @@
 
 import numpy as np
 import onnx
-import pytest
 from onnx import numpy_helper
-from onnx_models import add_weights
 from pass_helpers import (
+  add_weights,
   assert_same_outputs,
   assert_same_values,
   assert_unchanged,
   model,
   operators,
+  parametrize,
   random_feeds,
   restore,
   run,
@@ -18,16 +18,13 @@ from pass_helpers import (
   run_same,
 )
 
-from ortplugin.graph.convert import import_model
-from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.graph import import_model
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
 def scatter(
-    indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17,
-    attributes="", dtype=np.int64
-):  # fmt: skip
+  indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17, attributes="", dtype=np.int64
+):
   """y = op(x, indices, u) with constant indices."""
   made = model(f"g ({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
   add_weights(made, i=np.array(indices, dtype))
@@ -65,12 +62,12 @@ CONSTANT = {
   "columns of one row, flat": (scatter([[1, 1], [1, 2]], updates="float[2,5]"), ([0, 1], [1, 1], [1, 1])),
   "ScatterElements, a row": (scatter(np.ones((1, 4, 5)), op="ScatterElements"), ([0], [1], [1])),
   "ScatterElements, a column": (
-    scatter(np.full((3, 1, 5), 2), updates="float[3,1,5]", op="ScatterElements", attributes="<axis = 1>"),
+    scatter(np.full((3, 1, 5), 2), updates="float[3,1,5]", op="ScatterElements", attributes="<axis=1>"),
     ([1], [2], [1]),
   ),
   "ScatterElements, a negative axis, int32": (
     scatter(
-      np.full((3, 4, 1), -1), updates="float[3,4,1]", op="ScatterElements", attributes="<axis = -1>", dtype=np.int32
+      np.full((3, 4, 1), -1), updates="float[3,4,1]", op="ScatterElements", attributes="<axis=-1>", dtype=np.int32
     ),
     ([2], [4], [1]),
   ),
@@ -78,7 +75,7 @@ CONSTANT = {
     scatter(np.broadcast_to([[[1]], [[2]]], (2, 3, 5)), updates="float[2,3,5]", op="ScatterElements"),
     ([0, 1], [1, 0], [1, 1]),
   ),
-  "reduction spelled out": (scatter([[1]], opset=18, attributes='<reduction = "none">'), ([0], [1], [1])),
+  "reduction spelled out": (scatter([[1]], opset=18, attributes='<reduction="none">'), ([0], [1], [1])),
   "bool": (scatter([[1]], data="bool[3,4,5]", updates="bool[1,4,5]"), ([0], [1], [1])),
   "int8, opset 11": (scatter([[1]], data="int8[3,4,5]", updates="int8[1,4,5]", opset=11), ([0], [1], [1])),
   "opset 13": (scatter([[1]], opset=13), ([0], [1], [1])),
@@ -87,7 +84,7 @@ CONSTANT = {
 }
 
 
-@pytest.mark.parametrize("case", [name for name, (_, found) in CONSTANT.items() if found])
+@parametrize("case", [name for name, (_, found) in CONSTANT.items() if found])
 def test_constant_indices(case):
   original, expected = CONSTANT[case]
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES, changes=1)
@@ -109,21 +106,21 @@ NO_SLICE = {
     [[0, 1]], data="float[2,3]", updates="float[1,2]", op="ScatterElements"
   ),
   "ScatterElements of one column, another place in each row": scatter(
-    [[0], [1], [2]], data="float[3,4]", updates="float[3,1]", op="ScatterElements", attributes="<axis = 1>"
+    [[0], [1], [2]], data="float[3,4]", updates="float[3,1]", op="ScatterElements", attributes="<axis=1>"
   ),
   "ScatterElements of one row twice": scatter(np.ones((2, 4, 5)), updates="float[2,4,5]", op="ScatterElements"),
   "no index at all": scatter(np.zeros((0, 1)), updates="float[0,4,5]"),
-  "a reduction": scatter([[1]], opset=18, attributes='<reduction = "add">'),
+  "a reduction": scatter([[1]], opset=18, attributes='<reduction="add">'),
   "around an end of unknown size": scatter([[-1], [0]], data="float[rows,M]", updates="float[2,M]"),
 }
 
 
-@pytest.mark.parametrize("case", NO_SLICE)
+@parametrize("case", NO_SLICE)
 def test_no_slice(case):
   assert_unchanged(NO_SLICE[case], [UPDATE_SLICE])
 
 
-@pytest.mark.parametrize("indices", [[[3]], [[-4]], [[2], [3]]])
+@parametrize("indices", [[[3]], [[-4]], [[2], [3]]])
 def test_out_of_range_stays_an_error(indices):
   original = scatter(indices, updates=f"float[{len(indices)},4,5]")
   assert_unchanged(original, [UPDATE_SLICE], "is out of range for axis 0 of size 3")
@@ -132,13 +129,13 @@ def test_out_of_range_stays_an_error(indices):
 ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
   zero = int64 {{0}}  one = int64 {{1}}  s = Shape(x)  b = Gather(s, zero)
   r = Range(zero, b, one)  a = {{1}}  i = Unsqueeze(r, a)
-  y = {domain}ScatterElements<axis = 1>(x, i, v) }}"""
+  y = {domain}ScatterElements<axis=1>(x, i, v) }}"""
 
 
-@pytest.mark.parametrize("first", [[], [FUSE_SCATTER]])
+@parametrize("first", [[], [FUSE_SCATTER]])
 def test_one_update_for_each_row_at_its_own_place_is_no_slice(first):
   """x.scatter(1, arange(B).unsqueeze(1), v): on the axis it has length 1, but the index varies along another."""
-  optimized, _ = run_same(model(ARANGE.format(domain="")), *first, UPDATE_SLICE, B=4)
+  optimized, _ = run_same(ARANGE.format(domain=""), *first, UPDATE_SLICE, B=4)
   assert operators(optimized)[-1] == "ScatterElements"
 
 
@@ -162,14 +159,14 @@ def test_one_index_that_a_caller_may_override(rng):
 
 def test_indices_at_run_time_stay():
   assert_unchanged(
-    model("g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }"), [UPDATE_SLICE]
+    "g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }", [UPDATE_SLICE]
   )
 
 
 def test_one_index_at_run_time(rng):
   """a[i] = v: a single index is a slice wherever it points; negative ones mean the same in both."""
   original = model("""g (float[3,4] x, int64 i, float[1,4] u) => (float[3,4] y) {
-    s = {1, 1}  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
+    s = {1,1}  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES, into=["Reshape", "UpdateSlice"])
   feeds = random_feeds(original, rng)
   for index in (-3, -1, 0, 2):
@@ -179,19 +176,19 @@ def test_one_index_at_run_time(rng):
 
 def test_a_loop_of_assignments():
   """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
-  original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
+  original = """g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
     n = int64 {3}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
-        d = Identity(c)  f = Cast<to = 1>(k)  v = Mul(u, f)  s = {1, 1}
-        j = Reshape(k, s)  z = ScatterND(a, j, v) }> }""")
+        d = Identity(c)  f = Cast<to=1>(k)  v = Mul(u, f)  s = {1,1}
+        j = Reshape(k, s)  z = ScatterND(a, j, v) }> }"""
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES)
   assert operators(optimized.graph.node[-1].attribute[0].g)[-1] == "UpdateSlice"
   assert len([each for each in result.changes if each.rewrite == "update-slice"]) == 1
 
 
 def test_starts_of_int32():
-  original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
-    s = {3, 1}  e = Expand(i, s)  y = ScatterElements<axis = 1>(x, e, u) }""")
+  original = """g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
+    s = {3,1}  e = Expand(i, s)  y = ScatterElements<axis=1>(x, e, u) }"""
   run_same(original, UPDATE_SLICE, DEAD_NODES, into=["Cast", "Reshape", "UpdateSlice"])
 
 
@@ -199,26 +196,30 @@ RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,a
   zero = int64 {{0}}  one = int64 {{1}}
   sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
   sx = Shape(x)  b = Gather(sx, zero)
-  rows = Range(zero, b, one)  column = {{-1, 1}}  r = Reshape(rows, column)
-  t = Shape(r)  first = Gather(t, zero)  f = Reshape(first, m1)  grid = Concat<axis = 0> (f, m1n)
+  rows = Range(zero, b, one)  column = {{-1,1}}  r = Reshape(rows, column)
+  t = Shape(r)  first = Gather(t, zero)  f = Reshape(first, m1)  grid = Concat<axis=0>(f, m1n)
   er = Expand(r, grid)  ei = Expand(i, grid)  last = {{-1}}
-  ur = Unsqueeze(er, last)  ui = Unsqueeze(ei, last)  j = Concat<axis = -1> (ur, ui)  y = ScatterND(x, j, u) }}"""
+  ur = Unsqueeze(er, last)  ui = Unsqueeze(ei, last)  j = Concat<axis=-1>(ur, ui)  y = ScatterND(x, j, u) }}"""
 M1 = "m1 = {-1}"
 
 
-@pytest.mark.parametrize(
-  ("steps", "axes"),
+@parametrize(
+  "steps, axes",
   [
-      ("end = Add(start, n)  i = Range(start, end, one)  m1n = Reshape(n, m1)", [1]),
-      ("end = Add(start, n)  i = Range(start, end, one)  m1n = Shape(i)", [1]),
-      ("w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
-       "m1n = Shape(i)", [1]),
-      ("w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
-       "m1n = Reshape(n, m1)", []),  # could be stretched, for all that is known
-      ("end = Add(start, n)  minus = int64 {-1}  o = Sub(end, one)  d = Sub(start, one)  "
-       "i = Range(o, d, minus)  m1n = Shape(i)", []),
+    ("end = Add(start, n)  i = Range(start, end, one)  m1n = Reshape(n, m1)", [1]),
+    ("end = Add(start, n)  i = Range(start, end, one)  m1n = Shape(i)", [1]),
+    ("w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  m1n = Shape(i)", [1]),
+    (
+      "w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  m1n = Reshape(n, m1)",
+      [],
+    ),  # could be stretched, for all that is known
+    (
+      "end = Add(start, n)  minus = int64 {-1}  o = Sub(end, one)  d = Sub(start, one)  "
+      "i = Range(o, d, minus)  m1n = Shape(i)",
+      [],
+    ),
   ],
-)  # fmt: skip
+)
 def test_a_grid_of_ranges(steps, axes):
   original = model(RANGE.format(steps=f"{M1}  {steps}"))
   optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
@@ -231,21 +232,21 @@ def test_a_grid_of_ranges(steps, axes):
 
 
 def test_a_start_that_may_be_negative_stays():
-  original = model("""g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
-    z = {0}  one = int64 {1}  su = Shape<end = 1> (u)
+  original = """g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
+    z = {0}  one = int64 {1}  su = Shape<end=1>(u)
     n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
-    a = {1}  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }""")
+    a = {1}  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }"""
   assert_unchanged(original, [UPDATE_SLICE], "may be negative, and its indices would go on at the other end")
 
 
 CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) => (float[1,2,8,4] y) {
-  numbers = {0, 1, 2, 3, 4, 5, 6, 7}  s = Slice(numbers, pos, end)
+  numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
   a = {-1}  i = Unsqueeze(s, a)
-  kt = Transpose<perm = [2, 1, 0, 3]> (k)  ut = Transpose<perm = [2, 1, 0, 3]> (u)
-  yt = ScatterND(kt, i, ut)  y = Transpose<perm = [2, 1, 0, 3]> (yt) }"""
+  kt = Transpose<perm=[2,1,0,3]>(k)  ut = Transpose<perm=[2,1,0,3]>(u)
+  yt = ScatterND(kt, i, ut)  y = Transpose<perm=[2,1,0,3]>(yt) }"""
 
 
-@pytest.mark.parametrize(("start", "end", "length"), [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
+@parametrize("start, end, length", [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
 def test_a_slice_of_numbers(start, end, length, rng):
   """kv[:, :, pos:end] = v: the slice of arange is clamped, and so are the starts."""
   original = model(CACHE)
@@ -258,9 +259,9 @@ def test_a_slice_of_numbers(start, end, length, rng):
 def test_an_index_that_is_stretched_along_its_axis_stays():
   """A vector of one element repeated k times writes one row k times, not k rows."""
   assert_unchanged(
-    model("""g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
-      numbers = {0, 1, 2, 3, 4, 5, 6, 7}  s = Slice(numbers, pos, end)
-      e = Expand(s, k)  a = {-1}  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }"""),
+    """g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
+      numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
+      e = Expand(s, k)  a = {-1}  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }""",
     [UPDATE_SLICE],
   )
 
@@ -272,15 +273,15 @@ USES = {
   "an input": "g (float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
   "also the updates": "g (float[1,4] d) => (float[1,4] y) { y = ScatterND(d, i, d) }",
   "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) { d = Neg(x)
-      y = ScatterND(d, i, u)  z = If (c) <then_branch = a () => (float[3,4] t) { t = Abs(d) },
+      y = ScatterND(d, i, u)  z = If(c) <then_branch = a () => (float[3,4] t) { t = Abs(d) },
                                          else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
   "in a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
-      y = If (c) <then_branch = a () => (float[3,4] t) { t = ScatterND(d, i, u) },
+      y = If(c) <then_branch = a () => (float[3,4] t) { t = ScatterND(d, i, u) },
                   else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
 }
 
 
-@pytest.mark.parametrize("case", USES)
+@parametrize("case", USES)
 def test_what_else_needs_the_data(case):
   """Whether the update is in place is for ONNX Runtime to decide; the values are the same in any case."""
   original = model(USES[case])
@@ -288,7 +289,7 @@ def test_what_else_needs_the_data(case):
   run_same(original, UPDATE_SLICE, changes=1)
 
 
-@pytest.mark.parametrize("overridable", [False, True])
+@parametrize("overridable", [False, True])
 def test_data_that_is_an_initializer(overridable, rng):
   original = model("g (float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
   add_weights(original, i=[[1]], d=rng.standard_normal((3, 4)).astype(np.float32))

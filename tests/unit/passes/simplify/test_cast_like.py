@@ -2,21 +2,20 @@
 
 import onnx
 import onnx.parser
-import pytest
 from onnx import helper
 from onnx_models import all_attributes, parsed
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin import optimize
-from ortplugin.passes.simplify.cast_like import CAST_LIKE
+from ortplugin.optimizer.pipeline import CAST_LIKE
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16", "double", "int8", "int64", "bool"])
+@parametrize("kind", ["float16", "bfloat16", "double", "int8", "int64", "bool"])
 def test_renamed(kind):
   target = onnx.TensorProto.DataType.Value(kind.upper())
   optimized, result = run_same(
-    model(f"""g (float[4,3] x, float[2] w) => (float[4,3] y) {{
-    z = Cast<to = {target}>(w)  c = CastLike(x, z)  y = Cast<to = 1>(c) }}"""),
+    f"""g (float[4,3] x, float[2] w) => (float[4,3] y) {{
+    z = Cast<to={target}>(w)  c = CastLike(x, z)  y = Cast<to=1>(c) }}""",
     CAST_LIKE,
     into=["Cast"] * 3,
   )
@@ -26,9 +25,8 @@ def test_renamed(kind):
 
 def test_the_saturation_of_float8_stays():
   optimized, _ = run_pass(model("""g (float[3] x, float8e4m3fn[2] z) => (float8e4m3fn[3] y) {
-    y = CastLike<saturate = 0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
-  attributes = all_attributes(optimized.graph.node[0])
-  assert attributes == {"saturate": 0, "to": onnx.TensorProto.FLOAT8E4M3FN}
+    y = CastLike<saturate=0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
+  assert all_attributes(optimized.graph.node[0]) == {"saturate": 0, "to": onnx.TensorProto.FLOAT8E4M3FN}
 
 
 def test_unknown_dtypes_stay():
@@ -43,13 +41,13 @@ def test_a_function_of_that_name_stays():
         domains=["local"]), [CAST_LIKE])  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", [None, "fp16", "bf16"])
+@parametrize("precision", [None, "fp16", "bf16"])
 def test_constants_that_patterns_ask_for(precision):
   """The epsilon of a norm, as PyTorch's exporter writes it: cast like the value that it is added to."""
   original = model(
     """g (float[4,64] x) => (float[4,64] y) <float[64] w = {WEIGHTS}> {
-      m = ReduceMean<axes = [-1]>(x)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<axes = [-1]>(s)
-      e = Constant<value_float = 0.001>()  f = CastLike(e, v)  t = Add(v, f)  r = Sqrt(t)
+      m = ReduceMean<axes=[-1]>(x)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<axes=[-1]>(s)
+      e = Constant<value_float=0.001>()  f = CastLike(e, v)  t = Add(v, f)  r = Sqrt(t)
       n = Div(d, r)  y = Mul(n, w) }""".replace("WEIGHTS", ", ".join(["0.5"] * 64))
   )
   optimized, report = optimize(original, precision=precision, verify=True)

@@ -3,7 +3,7 @@
 import pytest
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.col2im_to_gather import COL2IM_TO_GATHER, COL2IM_TO_GATHER_ON_GPU
+from ortplugin.optimizer.pipeline import COL2IM_TO_GATHER, COL2IM_TO_GATHER_ON_GPU
 
 
 def graph(x, image, block, attributes="strides = [1, 1]", rank=4, dtype="float16"):
@@ -15,7 +15,7 @@ def graph(x, image, block, attributes="strides = [1, 1]", rank=4, dtype="float16
 VOLO = graph("N,18,16", "7,8", "3,3", "strides = [2, 2], pads = [1, 1, 1, 1], dilations = [1, 1]")
 
 
-@pytest.mark.parametrize(("original", "gathers", "pads"), [
+@pytest.mark.parametrize("original, gathers, pads", [
   (VOLO, 4, ["Pad"]),
   (graph("2,12,6", "4,6", "2,2", "strides = [2, 2]"), 1, []),
   (graph("2,12,15", "5,7", "2,2", "dilations = [2, 2]"), 4, ["Pad"]),
@@ -28,7 +28,7 @@ def test_columns_are_taken_and_added(original, gathers, pads):
 
 
 def test_stays():
-  unknown = "g (float16[1,4,4] x, int64[2] i) => (float16[A,B,C,D] y) <int64[2] b = {2, 2}> { y = Col2Im(x, i, b) }"
+  unknown = "g (float16[1,4,4] x, int64[2] i) => (float16[A,B,C,D] y) <int64[2] b = {2,2}> { y = Col2Im(x, i, b) }"
   assert_unchanged(model(unknown, 18), [COL2IM_TO_GATHER], "are not known")
   assert_unchanged(graph("1,9,16", "6,6", "3,3"), [COL2IM_TO_GATHER], "more than 8 columns add to a pixel")
   single = graph("1,4,9", "4,4", "2,2", dtype="float")

@@ -2,12 +2,12 @@
 
 from pass_helpers import assert_unchanged, model, operators, run_same
 
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES
 
 
 def test_a_chain_goes_at_once():
-  original = model("""g (float[N] x) => (float[N] y) <float unused = {1}> {
-    two = float {2.0}  a = Mul(x, two)  b = Add(a, unused)  y = Neg(x) }""")
+  original = """g (float[N] x) => (float[N] y) <float unused = {1}> {
+    two = float {2.0}  a = Mul(x, two)  b = Add(a, unused)  y = Neg(x) }"""
   optimized, result = run_same(original, DEAD_NODES, into=["Neg"])
   assert len(optimized.graph.node) == 1
   assert not optimized.graph.initializer
@@ -15,35 +15,35 @@ def test_a_chain_goes_at_once():
 
 
 def test_an_initializer_that_nothing_ever_read_is_kept():
-  assert_unchanged(model("g (float[N] x) => (float[N] y) <float unused = {1}> { y = Neg(x) }"), [DEAD_NODES])
+  assert_unchanged("g (float[N] x) => (float[N] y) <float unused = {1}> { y = Neg(x) }", [DEAD_NODES])
 
 
 def test_a_dead_branch_goes_with_what_it_reads():
-  original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)
-      z = If (c) <then_branch = then () => (float[N] t) { t = Neg(a) },
+  original = """g (bool c, float[N] x) => (float[N] y) { a = Sin(x)
+      z = If(c) <then_branch = then () => (float[N] t) { t = Neg(a) },
                   else_branch = otherwise () => (float[N] e) { e = Cos(x) }>
-      y = Neg(x) }""")
+      y = Neg(x) }"""
   run_same(original, DEAD_NODES, into=["Neg"])
 
 
 def test_inside_a_body():
-  original = model("""g (bool c, float[N] x) => (float[N] y) {
-      y = If (c) <then_branch = then () => (float[N] t) { u = Sin(x)  t = Neg(x) },
-                  else_branch = otherwise () => (float[N] e) { e = Cos(x) }> }""")
+  original = """g (bool c, float[N] x) => (float[N] y) {
+      y = If(c) <then_branch = then () => (float[N] t) { u = Sin(x)  t = Neg(x) },
+                  else_branch = otherwise () => (float[N] e) { e = Cos(x) }> }"""
   optimized, _ = run_same(original, DEAD_NODES, changes=1)
   assert operators(optimized.graph.node[0].attribute[0].g) == ["Neg"]
 
 
 def test_what_a_body_reads_stays():  # RELIABILITY 10
-  assert_unchanged(model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Cos(x)
-      y = If (c) <then_branch = then () => (float[N] t) { t = Neg(a) },
-                  else_branch = otherwise () => (float[N] e) { e = Neg(b) }> }"""), [DEAD_NODES])  # fmt: skip
+  assert_unchanged("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Cos(x)
+      y = If(c) <then_branch = then () => (float[N] t) { t = Neg(a) },
+                  else_branch = otherwise () => (float[N] e) { e = Neg(b) }> }""", [DEAD_NODES])  # fmt: skip
 
 
 def test_one_output_of_several_in_use_stays():
   assert_unchanged(
-    model("""g (float[N,4] x) => (int64[N,1] i) {
-      k = {1}  v, i = TopK(x, k) }"""),
+    """g (float[N,4] x) => (int64[N,1] i) {
+      k = {1}  v, i = TopK(x, k) }""",
     [DEAD_NODES],
   )
 

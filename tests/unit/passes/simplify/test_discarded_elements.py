@@ -1,13 +1,9 @@
 """Elements that nothing reads in the end."""
 
 import numpy as np
-import pytest
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
-from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
+from ortplugin.optimizer.pipeline import DEAD_NODES, DISCARDED_ELEMENTS, FOLD_CONSTANTS
 
 LOGS = np.array([[-np.inf, 0.5, 1.5], [np.nan, 1e30, 2.5]], np.float32)
 NEAR = np.array([[True, False, False], [True, True, False]])
@@ -22,12 +18,12 @@ def graph(nodes, near=NEAR, logs=LOGS, outputs=""):
   return original
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
-    "i = Cast<to = 7>(c)  w = Where(near, distance, i)",
-    "i = Cast<to = 7>(c)  w = Where(far, i, distance)",
-    "i = Cast<to = 6>(c)  j = Cast<to = 7>(i)  m = Min(j, most)  a = Add(most, m)  w = Where(near, distance, a)",
+    "i = Cast<to=7>(c)  w = Where(near, distance, i)",
+    "i = Cast<to=7>(c)  w = Where(far, i, distance)",
+    "i = Cast<to=6>(c)  j = Cast<to=7>(i)  m = Min(j, most)  a = Add(most, m)  w = Where(near, distance, a)",
   ],
 )
 def test_discarded(nodes):
@@ -35,20 +31,20 @@ def test_discarded(nodes):
   assert result.changes[0].rewrite == "discarded-elements"
 
 
-CAST = "i = Cast<to = 7>(c)"
+CAST = "i = Cast<to=7>(c)"
 STAY = {
   "one that is taken": graph(f"{CAST}  w = Where(near, distance, i)", NEAR & (DISTANCE != 4)),
   "the other branch": graph(f"{CAST}  w = Where(near, i, distance)"),
   "both branches": graph(f"{CAST}  w = Where(near, i, i)"),
   "another reader": graph(f"{CAST}  w = Where(near, distance, i)", outputs=", int64[2,3] i"),
-  "what moves elements": graph(f"{CAST}  s = {{2, 3}}  r = Reshape(i, s)  w = Where(near, distance, r)"),
-  "a condition at run time": graph(f"{CAST}  z = Cast<to = 9>(x)  w = Where(z, distance, i)"),
+  "what moves elements": graph(f"{CAST}  s = {{2,3}}  r = Reshape(i, s)  w = Where(near, distance, r)"),
+  "a condition at run time": graph(f"{CAST}  z = Cast<to=9>(x)  w = Where(z, distance, i)"),
   "no Where": graph(f"{CAST}  w = Min(i, distance)"),
   "what fits": graph(f"{CAST}  w = Where(near, distance, i)", logs=np.ones((2, 3), np.float32)),
   "a row that is repeated": graph(f"{CAST}  w = Where(near, distance, i)", logs=LOGS[:1]),
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [DISCARDED_ELEMENTS])

@@ -1,21 +1,28 @@
 """Rows that are read are taken before what makes all of them, and what keeps them where they are."""
 
 import onnx
-import pytest
 from layout_helpers import constant
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.simplify.early_gather import EARLY_GATHER
+from ortplugin.optimizer.pipeline import EARLY_GATHER, FUSE_LAYER_NORM
 
 NORM = "n = LayerNormalization(x, g)"
 # The last layer of a transformer, Gelu written out, and its classifier's row.
 LAYER = f"""{NORM}  u = MatMul(n, w1)  v = Add(u, b1)  d = Div(v, root)  e = Erf(d)  f = Add(e, one)  h = Mul(v, f)
   i = Mul(h, half)  j = MatMul(i, w2)  k = Add(j, b2)  z = Add(x, k)  l = LayerNormalization(z, g)"""
 SCALARS = "float root = {1.4142135}, float one = {1}, float half = {0.5}, int64 first = {0}, int64 last = {-1}"
-WEIGHTS = ", ".join([constant("w1", 8, 16), constant("w2", 16, 8), constant("b1", 16), constant("b2", 8),
-                     constant("g", 8), constant("rows", 1, 6, 8), constant("square", 6, 6), constant("g6", 6, 8),
-                     ])  # fmt: skip
+WEIGHTS = ", ".join(
+  [
+    constant("w1", 8, 16),
+    constant("w2", 16, 8),
+    constant("b1", 16),
+    constant("b2", 8),
+    constant("g", 8),
+    constant("rows", 1, 6, 8),
+    constant("square", 6, 6),
+    constant("g6", 6, 8),
+  ]
+)
 
 
 def graph(nodes, y="float[N,8] y", x="float[N,6,8] x", constants="", opset=18):
@@ -32,90 +39,104 @@ def moved(original, **dims):
 BLOCK = ["FusedLayerNorm", "MatMul", "Add", "Div", "Erf", "Add", "Mul", "Mul", "MatMul", "Add", "Add", "FusedLayerNorm"]
 
 
-@pytest.mark.parametrize("opset", [12, 13, 18])
+@parametrize("opset", [12, 13, 18])
 def test_the_row_of_a_classifier(opset):
   if opset < 17:
     nodes = LAYER.replace(NORM, "n = Mul(x, g)").replace("l = LayerNormalization(z, g)", "l = Mul(z, g)")
     wanted = ["Mul", *BLOCK[1:-1], "Mul"]
   else:
     nodes, wanted = LAYER, BLOCK
-  original = graph(f"{nodes}  y = Gather<axis = 1>(l, first)", opset=opset)
-  assert moved(original) == ["Gather", *wanted, "Squeeze"]
+  assert moved(graph(f"{nodes}  y = Gather<axis=1>(l, first)", opset=opset)) == ["Gather", *wanted, "Squeeze"]
 
 
 def test_the_logits_of_the_last_token():
-  original = graph(f"{NORM}  s = Sigmoid(x)  l = MatMul(n, w1)  y = Gather<axis = 1>(l, last)  z = Neg(s)",
-                   "float[N,16] y, float[N,S,8] z", "float[N,S,8] x")  # fmt: skip
+  original = graph(
+    f"{NORM}  s = Sigmoid(x)  l = MatMul(n, w1)  y = Gather<axis=1>(l, last)  z = Neg(s)",
+    "float[N,16] y, float[N,S,8] z",
+    "float[N,S,8] x",
+  )
   assert moved(original, S=5) == ["Sigmoid", "Gather", "FusedLayerNorm", "MatMul", "Squeeze", "Neg"]
   assert_same_outputs(original, run_pass(original, FUSE_LAYER_NORM, EARLY_GATHER)[0], S=1)
 
 
 def test_several_rows_in_any_order():
-  original = graph("l = MatMul(x, w1)  r = Relu(l)  y = Gather<axis = -2>(r, some)", "float[N,3,16] y",
-                   constants="int64[3] some = {5, -6, 5}")  # fmt: skip
+  original = graph(
+    "l = MatMul(x, w1)  r = Relu(l)  y = Gather<axis=-2>(r, some)",
+    "float[N,3,16] y",
+    constants="int64[3] some = {5,-6,5}",
+  )
   assert moved(original) == ["Gather", "MatMul", "Relu"]
 
 
 def test_a_row_elsewhere_in_what_is_transposed():
-  original = graph("t = Transpose<perm = [1,0,2]>(x)  l = MatMul(t, w1)  y = Gather(l, first)", "float[N,16] y")
+  original = graph("t = Transpose<perm=[1,0,2]>(x)  l = MatMul(t, w1)  y = Gather(l, first)", "float[N,16] y")
   optimized, _ = run_same(original, EARLY_GATHER, into=["Gather", "Transpose", "MatMul", "Squeeze"])
   assert onnx.helper.get_attribute_value(optimized.graph.node[0].attribute[0]) == 1
 
 
 def test_gemm():
-  original = graph("p = Gemm(x, w1, b1)  q = Gemm<alpha = 0.5>(p, w2, b2)  y = Gather(q, some)", "float[2,8] y",
-                   "float[6,8] x", constants="int64[2] some = {3, 1}")  # fmt: skip
+  original = graph(
+    "p = Gemm(x, w1, b1)  q = Gemm<alpha=0.5>(p, w2, b2)  y = Gather(q, some)",
+    "float[2,8] y",
+    "float[6,8] x",
+    constants="int64[2] some = {3,1}",
+  )
   assert moved(original) == ["Gather", "Gemm", "Gemm"]
 
 
 def test_constants_with_rows_have_theirs_taken():
-  original = graph("p = Add(x, rows)  q = MatMul(p, w1)  y = Gather<axis = 1>(q, first)", "float[N,16] y")
+  original = graph("p = Add(x, rows)  q = MatMul(p, w1)  y = Gather<axis=1>(q, first)", "float[N,16] y")
   assert moved(original) == ["Gather", "Gather", "Add", "MatMul", "Squeeze"]
 
 
 def test_a_value_that_is_read_elsewhere_is_where_it_ends():
   original = graph(
-    f"{NORM}  q = MatMul(n, w1)  y = Gather<axis = 1>(q, first)  z = Neg(n)", "float[N,16] y, float[N,6,8] z"
+    f"{NORM}  q = MatMul(n, w1)  y = Gather<axis=1>(q, first)  z = Neg(n)", "float[N,16] y, float[N,6,8] z"
   )
   assert moved(original) == ["FusedLayerNorm", "Gather", "MatMul", "Squeeze", "Neg"]
 
 
-ROW = "y = Gather<axis = 1>(q, first)"
+ROW = "y = Gather<axis=1>(q, first)"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "original",
   [
-      graph(f"p = Relu(x)  q = Sigmoid(p)  {ROW}"),  # cheap
-      graph(f"q = MatMul(x, w1)  {ROW}", "float[N,16] y, float[N,6,16] q"),  # an output
-      graph(f"q = MatMul(x, w1)  {ROW}  z = Neg(q)", "float[N,16] y, float[N,6,16] z"),
-      graph(f"p = MatMul(x, w1)  q = Add(p, r)  {ROW}", "float[N,16] y", "float[N,6,8] x, float[N,6,16] r"),  # of two
-      graph("q = MatMul(x, w1)  y = Gather<axis = 2>(q, first)", "float[N,6] y"),  # columns
-      graph(f"q = MatMul(square, x)  {ROW}"),  # of all rows
-      graph(f"q = MatMul(x, w)  {ROW}", "float[N,8] y", "float[N,6,8] x, float[N,8,8] w"),
-      graph(f"q = MatMul(x, w1)  {ROW}", "float[N,16] y", "float[N,1,8] x"),
-      graph("q = MatMul(x, w1)  y = Gather<axis = 1>(q, some)", "float[N,4,16] y",
-            constants="int64[4] some = {0, 1, 2, 3}"),  # most
-      graph("q = MatMul(x, w1)  y = Gather<axis = 1>(q, some)", "float[N,16] y", "float[N,6,8] x, int64 some"),
-      graph(f"q = LayerNormalization<axis = 1>(x, g6)  {ROW}"),
-      graph(f"q = MatMul(x, w1)  {ROW}  z = If(c)<then_branch = a () => (float[N,6,16] s) {{ s = Neg(q) }},"
-            "else_branch = b () => (float[N,6,16] t) { t = Abs(q) }>", "float[N,16] y, float[N,6,16] z",
-            "float[N,6,8] x, bool c"),
-      graph(f"p = MatMul(x, w1)  o = MatMul(r, w1)  q = Add(p, o)  {ROW}", "float[N,16] y",
-            "float[N,6,8] x, float[N,S,8] r"),  # which may have one row or six
+    graph(f"p = Relu(x)  q = Sigmoid(p)  {ROW}"),  # cheap
+    graph(f"q = MatMul(x, w1)  {ROW}", "float[N,16] y, float[N,6,16] q"),  # an output
+    graph(f"q = MatMul(x, w1)  {ROW}  z = Neg(q)", "float[N,16] y, float[N,6,16] z"),
+    graph(f"p = MatMul(x, w1)  q = Add(p, r)  {ROW}", "float[N,16] y", "float[N,6,8] x, float[N,6,16] r"),  # of two
+    graph("q = MatMul(x, w1)  y = Gather<axis=2>(q, first)", "float[N,6] y"),  # columns
+    graph(f"q = MatMul(square, x)  {ROW}"),  # of all rows
+    graph(f"q = MatMul(x, w)  {ROW}", "float[N,8] y", "float[N,6,8] x, float[N,8,8] w"),
+    graph(f"q = MatMul(x, w1)  {ROW}", "float[N,16] y", "float[N,1,8] x"),
+    graph(
+      "q = MatMul(x, w1)  y = Gather<axis=1>(q, some)", "float[N,4,16] y", constants="int64[4] some = {0,1,2,3}"
+    ),  # most
+    graph("q = MatMul(x, w1)  y = Gather<axis=1>(q, some)", "float[N,16] y", "float[N,6,8] x, int64 some"),
+    graph(f"q = LayerNormalization<axis=1>(x, g6)  {ROW}"),
+    graph(
+      f"q = MatMul(x, w1)  {ROW}  z = If(c)<then_branch = a () => (float[N,6,16] s) {{ s = Neg(q) }},"
+      "else_branch = b () => (float[N,6,16] t) { t = Abs(q) }>",
+      "float[N,16] y, float[N,6,16] z",
+      "float[N,6,8] x, bool c",
+    ),
+    graph(
+      f"p = MatMul(x, w1)  o = MatMul(r, w1)  q = Add(p, o)  {ROW}", "float[N,16] y", "float[N,6,8] x, float[N,S,8] r"
+    ),  # which may have one row or six
   ],
-)  # fmt: skip
+)
 def test_what_stays(original):
   assert_unchanged(run_pass(original, FUSE_LAYER_NORM)[0], [EARLY_GATHER])
 
 
-TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm = [0, 2, 1]>(a)  c = Add(b, v)"
+TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm=[0,2,1]>(a)  c = Add(b, v)"
 
 
-@pytest.mark.parametrize(("nodes", "moves"), [
-  ("m = MatMul(x, square)  c = Add(m, square)  y = Gather<axis = 1>(c, first)", True),
-  (f"{TWICE}  y = Gather<axis = 2>(c, first)".replace("v)", "six)"), True),
-  (f"v = Relu(six)  {TWICE}  y = Gather<axis = 2>(c, first)", False),  # and what makes it stays
+@parametrize("nodes, moves", [
+  ("m = MatMul(x, square)  c = Add(m, square)  y = Gather<axis=1>(c, first)", True),
+  (f"{TWICE}  y = Gather<axis=2>(c, first)".replace("v)", "six)"), True),
+  (f"v = Relu(six)  {TWICE}  y = Gather<axis=2>(c, first)", False),  # and what makes it stays
 ])  # fmt: skip
 def test_a_tensor_read_by_rows_and_as_it_is(nodes, moves):
   _, result = run_same(graph(nodes, "float[N,6] y", "float[N,6,6] x", constants=constant("six", 6)), EARLY_GATHER)

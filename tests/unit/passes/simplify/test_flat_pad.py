@@ -1,17 +1,15 @@
 """Pads on views of which the last two axes are padded."""
 
 import numpy as np
-import pytest
 from onnx import numpy_helper
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 
-from ortplugin.passes.simplify.flat_pad import FLAT_PAD
+from ortplugin.optimizer.pipeline import FLAT_PAD
 
 
 def graph(x, pads, mode="constant", before="Relu", more=""):
   original = model(f"""g (float[{x}] x) => (float[{",".join("ABCDE"[:x.count(",") + 1])}] y) {{
-    a = {before}(x)  b = Pad<mode = "{mode}">(a, p{more})  y = Neg(b) }}""", 18)  # fmt: skip
+    a = {before}(x)  b = Pad<mode="{mode}">(a, p{more})  y = Neg(b) }}""", 18)  # fmt: skip
   add_weights(original, p=np.array(pads.split(), np.int64), seven=np.float32(-7), axes=[-2, 1])
   return original
 
@@ -27,12 +25,12 @@ CASES = {
   "five axes": (graph("2,8,16,16,8", "1 1 2 3 1 1 3 2 1 1"), 3),
   "reflected": (graph("2,16,16,64", "0 1 3 0 0 2 0 0", "reflect"), 2),
   "edges of the last axes of five": (graph("2,2,4,32,64", "0 0 0 3 1 0 0 0 0 2", "edge"), 1),
-  "behind a Transpose": (graph("64,2,20,20", "0 0 1 2 0 0 3 0", before="Transpose<perm = [1, 0, 2, 3]>"), 1),
-  "a plane behind a Transpose": (graph("20,64,20", "0 1 2 0 3 0", before="Transpose<perm = [1, 0, 2]>"), 1),
+  "behind a Transpose": (graph("64,2,20,20", "0 0 1 2 0 0 3 0", before="Transpose<perm=[1,0,2,3]>"), 1),
+  "a plane behind a Transpose": (graph("20,64,20", "0 1 2 0 3 0", before="Transpose<perm=[1,0,2]>"), 1),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_on_a_view(case):
   original, count = CASES[case]
   left = [original.graph.node[0].op_type, *["Reshape", "Pad"] * count, "Reshape", "Neg"]
@@ -43,7 +41,7 @@ def test_on_a_view(case):
     assert not pads[:, :-2].any()
 
 
-@pytest.mark.parametrize(("original", "reason"), [
+@parametrize("original, reason", [
   (graph("2,64,16,16", "0 0 1 3 0 0 2 0"), ""),
   (graph("64,16,16", "0 1 3 0 2 0", "reflect"), ""),
   (graph("2,8,8,64", "0 1 3 0 0 2 0 0"), ""),

@@ -1,36 +1,35 @@
 """A Split of which one part is read."""
 
-import pytest
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, parametrize, run_same
 
-from ortplugin.passes.simplify.lone_split import LONE_SPLIT
+from ortplugin.optimizer.pipeline import LONE_SPLIT
 
 
 def split(nodes, x="float[2,9,4] x", outputs="float[A,B,C] y", more=""):
   return f"g ({x}{more}) => ({outputs}) <int64[3] parts = {{2, 3, 4}}> {{ {nodes} }}"
 
 
-@pytest.mark.parametrize("part", ["a", "b", "c"])
-@pytest.mark.parametrize("axis", ["axis = 1", "axis = -2"])
+@parametrize("part", ["a", "b", "c"])
+@parametrize("axis", ["axis = 1", "axis = -2"])
 def test_one_part(part, axis):
   text = split(f"a, b, c = Split<{axis}>(x, parts)  y = Relu({part})", "float[N,9,4] x")
-  run_same(model(text), LONE_SPLIT, into=["Slice", "Relu"], changes=1)
+  run_same(text, LONE_SPLIT, into=["Slice", "Relu"], changes=1)
 
 
 def test_of_equal_parts():
-  run_same(model(split("a, b = Split<axis = 2>(x)  y = Relu(b)")), LONE_SPLIT, into=["Slice", "Relu"])
-  run_same(model(split("a, y = Split<axis = 2>(x)")), LONE_SPLIT, into=["Slice"])
+  run_same(split("a, b = Split<axis=2>(x)  y = Relu(b)"), LONE_SPLIT, into=["Slice", "Relu"])
+  run_same(split("a, y = Split<axis=2>(x)"), LONE_SPLIT, into=["Slice"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
-    split("a, b, c = Split<axis = 1>(x, parts)  y = Sub(a, d)  z = Neg(c)", outputs="float[A,B,C] y, float[D,E,F] z",
+    split("a, b, c = Split<axis=1>(x, parts)  y = Sub(a, d)  z = Neg(c)", outputs="float[A,B,C] y, float[D,E,F] z",
           more=", float d"),
-    split("a, b, c = Split<axis = 1>(x, parts)  y = Neg(b)", outputs="float[A,B,C] y, float[D,E,F] a"),
-    split("a, b = Split<axis = 0>(x)  y = Relu(b)", "float[N,9,4] x"),
-    split("a, b, c = Split<axis = 1>(x, n)  y = Relu(b)", more=", int64[3] n"),
+    split("a, b, c = Split<axis=1>(x, parts)  y = Neg(b)", outputs="float[A,B,C] y, float[D,E,F] a"),
+    split("a, b = Split<axis=0>(x)  y = Relu(b)", "float[N,9,4] x"),
+    split("a, b, c = Split<axis=1>(x, n)  y = Relu(b)", more=", int64[3] n"),
   ],
 )  # fmt: skip
 def test_what_stays(text):
-  assert_unchanged(model(text), [LONE_SPLIT])
+  assert_unchanged(text, [LONE_SPLIT])

@@ -2,14 +2,11 @@
 
 import numpy as np
 import onnx
-import pytest
 from onnx import helper, numpy_helper
-from onnx_models import add_weights, all_attributes
-from pass_helpers import model, operators, reasons, run_pass, run_same
+from onnx_models import add_weights, all_attributes, nodes_of
+from pass_helpers import model, operators, parametrize, reasons, run_pass, run_same
 
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.nested_slices import NESTED_SLICES
+from ortplugin.optimizer.pipeline import DEAD_NODES, NESTED_SLICES, UPDATE_SLICE
 
 PASSES = (UPDATE_SLICE, NESTED_SLICES, DEAD_NODES)
 
@@ -21,7 +18,7 @@ def nested(part, inner, outer, u, x="float[4,6,5]", **constants):
   return made
 
 
-GATHER = "p = Gather<axis = 0>(x, a)"
+GATHER = "p = Gather<axis=0>(x, a)"
 SLICE = "p = Slice(x, s, e, ax, st)"
 SQUEEZED = "w = Unsqueeze(q, zero)  y = ScatterND(x, i, w)"
 FORMS = {
@@ -32,7 +29,7 @@ FORMS = {
       nested(GATHER, "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]", a=-1, j=[[2], [3]], zero=[0], i=[[3]]),
       [0, 1], [3, 2], None),
   "a[1:3, 2] = v": (
-      nested(SLICE, "q = ScatterElements<axis = 1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]",
+      nested(SLICE, "q = ScatterElements<axis=1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]",
              s=[1], e=[3], ax=[0], st=[1], j=np.full((2, 1, 5), 2), i=[[1], [2]]),
       [0, 1], [1, 2], None),
   "a[::2][1] = v": (
@@ -42,14 +39,13 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form(form):
   original, axes, starts, steps = FORMS[form]
   optimized, _ = run_same(original, *PASSES)
   assert [each for each in operators(optimized) if each != "Unsqueeze"] == ["UpdateSlice"]
-  (node,) = [each for each in optimized.graph.node if each.op_type == "UpdateSlice"]
-  found = all_attributes(node)
-  assert found == {"axes": axes, **({"steps": steps} if steps else {})}
+  (node,) = nodes_of(optimized, "UpdateSlice")
+  assert all_attributes(node) == {"axes": axes, **({"steps": steps} if steps else {})}
   given = {each.name: numpy_helper.to_array(each).tolist() for each in optimized.graph.initializer}
   assert given[node.input[2]] == starts
 
@@ -63,12 +59,12 @@ STAYS = {
              s=[0], e=[2], ax=[0], st=[1], j=[[1]], i=[[1], [2]]),
       "takes {0: (0, 1)} of 'x', not {0: (1, 1)}"),
   "a part of something else": (
-      nested("n = Neg(x)  p = Gather<axis = 0>(n, a)", "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]",
+      nested("n = Neg(x)  p = Gather<axis=0>(n, a)", "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]",
              a=1, j=[[2], [3]], zero=[0], i=[[1]]), ""),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", STAYS)
+@parametrize("case", STAYS)
 def test_what_is_not_the_same_part(case):
   original, reason = STAYS[case]
   optimized, result = run_same(original, *PASSES)
@@ -88,7 +84,7 @@ def test_an_inner_result_that_is_needed():  # RELIABILITY 8
 def test_an_open_size():
   """A slice from a start other than 0 may be cut short: then the sizes have to be known."""
   rows = {"i": [[0], [1]], "j": np.full((2, 1, 5), 2), "ax": [0], "st": [1]}
-  parts = (SLICE, "q = ScatterElements<axis = 1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]", "float[N,6,5]")
+  parts = (SLICE, "q = ScatterElements<axis=1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]", "float[N,6,5]")
   original = nested(*parts, s=[0], e=[2], **rows)
   run_same(original, *PASSES, into=["UpdateSlice"])
   original = nested(*parts, s=[1], e=[3], **{**rows, "i": [[1], [2]]})

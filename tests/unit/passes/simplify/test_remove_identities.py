@@ -2,32 +2,28 @@
 
 import numpy as np
 import onnx
-import pytest
-from pass_helpers import assert_unchanged, model, operators, random_feeds, run, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, random_feeds, run, run_pass, run_same
 
-from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ortplugin.optimizer.pipeline import DEAD_NODES, REMOVE_IDENTITIES, SCATTER_TRANSPOSE, UPDATE_SLICE
 
 START = "start = {0, 0}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "node",
   [
     "b = Identity(a)",
     "b = Dropout(a)",
     "b, mask = Dropout(a)",
     "no = bool {0}  b = Dropout(a, , no)",
-    "b = Cast<to = 1> (a)",
-    "shape = {-1, 4}  b = Reshape(a, shape)",
-    "shape = {1, 4}  b = Expand(a, shape)",
-    "b = Transpose<perm = [0, 1]> (a)",
-    'pads = {0, 0, 0, 0}  b = Pad<mode = "reflect"> (a, pads)',
-    f"{START}  end = {{3, 9}}  b = Slice(a, start, end)",
+    "b = Cast<to=1>(a)",
+    "shape = {-1,4}  b = Reshape(a, shape)",
+    "shape = {1,4}  b = Expand(a, shape)",
+    "b = Transpose<perm=[0,1]>(a)",
+    'pads = {0,0,0,0}  b = Pad<mode="reflect">(a, pads)',
+    f"{START}  end = {{3,9}}  b = Slice(a, start, end)",
     "v = {0}  w = {4}  axis = {1}  step = {1}  b = Slice(a, v, w, axis, step)",
-    "b = Concat<axis = 0> (a)",
+    "b = Concat<axis=0>(a)",
     "b = Sum(a)",
     "b = Mean(a)",
     "b = Max(a)",
@@ -35,55 +31,61 @@ START = "start = {0, 0}"
   ],
 )
 def test_removed(node):
-  original = model(f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}")
+  original = f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"
   run_same(original, REMOVE_IDENTITIES, into=["Sin", "Neg"], changes=1)
 
 
-WIDER = {"float": ["double"], "float16": ["float", "double"], "bfloat16": ["float", "double"],
-         "int32": ["int64", "double"], "bool": ["float", "bfloat16", "int64", "uint8"],
-         "uint8": ["float16", "bfloat16", "int32", "uint64"], "int8": ["float", "float16", "int16"]}  # fmt: skip
-READ_IN_A_BODY = """y = If (c) <then_branch = then () => ({0}[N] t) {{ t = Identity(b) }},
+WIDER = {
+  "float": ["double"],
+  "float16": ["float", "double"],
+  "bfloat16": ["float", "double"],
+  "int32": ["int64", "double"],
+  "bool": ["float", "bfloat16", "int64", "uint8"],
+  "uint8": ["float16", "bfloat16", "int32", "uint64"],
+  "int8": ["float", "float16", "int16"],
+}
+READ_IN_A_BODY = """y = If(c) <then_branch = then () => ({0}[N] t) {{ t = Identity(b) }},
     else_branch = otherwise () => ({0}[N] e) {{ e = Identity(b) }}>"""
 
 
-@pytest.mark.parametrize(("dtype", "wide"), [(dtype, wide) for dtype, each in WIDER.items() for wide in each])
-@pytest.mark.parametrize("between", ["", "w = Identity(v)"])
+@parametrize("dtype, wide", [(dtype, wide) for dtype, each in WIDER.items() for wide in each])
+@parametrize("between", ["", "w = Identity(v)"])
 def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
   """ONNX Runtime takes both out, too, but not for readers in bodies, which then find no value."""
   to = {name: int(onnx.TensorProto.DataType.Value(name.upper())) for name in (dtype, wide)}
-  original = model(f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
-    v = Cast<to = {to[wide]}>(x)  {between}  b = Cast<to = {to[dtype]}>({"w" if between else "v"})
-    {READ_IN_A_BODY.format(dtype)} }}""")
+  original = f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
+    v = Cast<to={to[wide]}>(x)  {between}  b = Cast<to={to[dtype]}>({"w" if between else "v"})
+    {READ_IN_A_BODY.format(dtype)} }}"""
   optimized, _ = run_pass(original, REMOVE_IDENTITIES, DEAD_NODES, into=["If"])
   if dtype != "bfloat16":  # of which ONNX Runtime takes no NumPy array
     feeds = random_feeds(optimized, rng)
     assert np.array_equal(run(optimized, feeds)[0], feeds["x"])
 
 
-@pytest.mark.parametrize("end", ["y = Sqrt(b)", "y = Identity(b)"])
+@parametrize("end", ["y = Sqrt(b)", "y = Identity(b)"])
 def test_a_wider_form_stays_for_others(end):
-  original = model(f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
-    x = Abs(i)  v = Cast<to = 1>(x)  z = Neg(v)  b = Cast<to = 10>(v)  {end} }}""")
+  original = f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
+    x = Abs(i)  v = Cast<to=1>(x)  z = Neg(v)  b = Cast<to=10>(v)  {end} }}"""
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
 def test_a_slice_to_the_end_of_an_unknown_length():
-  original = model("""g (float[N,M] x) => (float[N,M] y) { v = {0}
-    w = {9223372036854775807}  b = Slice(x, v, w, v)  y = Neg(b) }""")
+  original = """g (float[N,M] x) => (float[N,M] y) { v = {0}
+    w = {9223372036854775807}  b = Slice(x, v, w, v)  y = Neg(b) }"""
   run_same(original, REMOVE_IDENTITIES, into=["Neg"])
 
 
 ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1] one = {{1}}> {{
   v = {{0}}  end = {{9223372036854775807}}
-  rows = Slice(x, v, end)  a = Transpose<perm = [1, 0]> (rows)  t = Transpose<perm = [1, 0]> (u)
-  b = ScatterND(a, one, t)  c = Transpose<perm = [1, 0]> (b)
+  rows = Slice(x, v, end)  a = Transpose<perm=[1,0]>(rows)  t = Transpose<perm=[1,0]>(u)
+  b = ScatterND(a, one, t)  c = Transpose<perm=[1,0]>(b)
   n = Shape(x)  length = Gather(n, zero)  i = Range(zero, length, step)  column = Unsqueeze(i, minus)
   zero = int64 {{0}}  step = int64 {{1}}
   minus = {{-1}}  y = ScatterND(x, column, c) }}"""
 
 
-@pytest.mark.parametrize("rows", ["3", "N"])
+@parametrize("rows", ["3", "N"])
 def test_an_update_of_all_rows(rows):
   """x[:, 1] = u, as PyTorch's dynamo exporter writes it: a slice of all rows is taken, updated and put back."""
   original = model(ALL_ROWS.format(rows))
@@ -98,36 +100,36 @@ def test_an_update_of_all_by_constants_stays():
   """ONNX Runtime captures no model in a CUDA graph that has a constant output."""
   text = """g (float[1] x) => (float[1] y) <int64[1,1] i = {0}, float[1] u = {3}> {
     a = Sin(x)  b = ScatterND(a, i, u)  y = Neg(b) }"""
-  made, _ = run_pass(model(text), UPDATE_SLICE, into=["Sin", "UpdateSlice", "Neg"])
+  made, _ = run_pass(text, UPDATE_SLICE, into=["Sin", "UpdateSlice", "Neg"])
   assert_unchanged(made, [REMOVE_IDENTITIES])
 
 
-@pytest.mark.parametrize("start", [0, 1])
+@parametrize("start", [0, 1])
 def test_a_slice_of_attributes(start):
-  text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts = [{0}], ends = [9], axes = [0]>(x)  y = Neg(b) }}"
+  text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts=[{0}], ends=[9], axes=[0]>(x)  y = Neg(b) }}"
   run_same(model(text.format(start), opset=9), REMOVE_IDENTITIES, into=["Slice", "Neg"][start == 0 :])
 
 
 def test_a_graph_output_keeps_its_name():
-  original = model("g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }")
+  original = "g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }"
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "Cos"])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
 def test_what_a_body_reads_is_followed():  # RELIABILITY 10
-  original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
-      y = If (c) <then_branch = then () => (float[N] t) { t = Neg(b) },
-                  else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }""")
+  original = """g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
+      y = If(c) <then_branch = then () => (float[N] t) { t = Neg(b) },
+                  else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }"""
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "If"])
   assert operators(optimized.graph.node[1].attribute[1].g) == ["Identity"]  # a body's output is not the outer value
 
 
 def test_of_a_constant():
-  original = model("g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }")
+  original = "g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }"
   run_same(original, REMOVE_IDENTITIES, into=["Mul"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "y = Identity(x)",  # an input that is an output (RELIABILITY 12)
@@ -136,67 +138,67 @@ def test_of_a_constant():
 )
 def test_an_identity_between_fixed_names_stays(nodes):
   outputs = "float[N] y, float[N] z" if "z =" in nodes else "float[N] y"
-  optimized, _ = run_same(model(f"g (float[N] x) => ({outputs}) {{ {nodes} }}"), REMOVE_IDENTITIES)
+  optimized, _ = run_same(f"g (float[N] x) => ({outputs}) {{ {nodes} }}", REMOVE_IDENTITIES)
   assert "Identity" in operators(optimized)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "node",
   [
     "zero = float {0.0}  b = Add(a, zero)",  # -0 + 0 is 0 (RELIABILITY 18)
     "one = float[1,1,1] {1.0}  c = Mul(a, one)  s = {0}  b = Squeeze(c, s)",
-    "shape = {4, 3}  c = Reshape(a, shape)  b = Transpose(c)",
+    "shape = {4,3}  c = Reshape(a, shape)  b = Transpose(c)",
     "c = Transpose(a)  b = Transpose(c)",
-    "pads = {1, 0, -1, 0}  b = Pad(a, pads)",  # moves the rows
-    f"{START}  end = {{3, 3}}  b = Slice(a, start, end)",
+    "pads = {1,0,-1,0}  b = Pad(a, pads)",  # moves the rows
+    f"{START}  end = {{3,3}}  b = Slice(a, start, end)",
     "v = {-1}  w = {-9}  axis = {1}  b = Slice(a, v, w, axis, v)",  # reversed
-    "c = Cast<to = 10> (a)  b = Cast<to = 1> (c)",  # rounds (RELIABILITY 17)
-    "c = Cast<to = 7> (a)  b = Cast<to = 1> (c)",
-    "d = Cast<to = 11> (a)  e = Cast<to = 6> (d)  b = Cast<to = 1> (e)",
-    "d = Cast<to = 10> (a)  e = Cast<to = 16> (d)  f = Cast<to = 10> (e)  b = Cast<to = 1> (f)",
-    "d = Cast<to = 6> (a)  e = Cast<to = 1> (d)  f = Cast<to = 6> (e)  b = Cast<to = 1> (f)",
-    "d = Cast<to = 2> (a)  e = Cast<to = 3> (d)  f = Cast<to = 2> (e)  b = Cast<to = 1> (f)",
-    "d = Cast<to = 4> (a)  e = Cast<to = 10> (d)  f = Cast<to = 4> (e)  b = Cast<to = 1> (f)",
-    "b = Concat<axis = 0> (a, a)",
+    "c = Cast<to=10>(a)  b = Cast<to=1>(c)",  # rounds (RELIABILITY 17)
+    "c = Cast<to=7>(a)  b = Cast<to=1>(c)",
+    "d = Cast<to=11>(a)  e = Cast<to=6>(d)  b = Cast<to=1>(e)",
+    "d = Cast<to=10>(a)  e = Cast<to=16>(d)  f = Cast<to=10>(e)  b = Cast<to=1>(f)",
+    "d = Cast<to=6>(a)  e = Cast<to=1>(d)  f = Cast<to=6>(e)  b = Cast<to=1>(f)",
+    "d = Cast<to=2>(a)  e = Cast<to=3>(d)  f = Cast<to=2>(e)  b = Cast<to=1>(f)",
+    "d = Cast<to=4>(a)  e = Cast<to=10>(d)  f = Cast<to=4>(e)  b = Cast<to=1>(f)",
+    "b = Concat<axis=0>(a, a)",
     "b = Max(a, a)",
   ],
 )
 def test_kept(node):
-  rows, columns = 6 if "Concat" in node else 3, 3 if "{3, 3}" in node else 4
+  rows, columns = 6 if "Concat" in node else 3, 3 if "{3,3}" in node else 4
   assert_unchanged(
-    model(f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"), [REMOVE_IDENTITIES]
+    f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}", [REMOVE_IDENTITIES]
   )
 
 
 def test_training_dropout_stays():  # RELIABILITY 20
   assert_unchanged(
-    model("""g (float[N] x) => (float[N] y) { r = float {0.5}
-      t = bool {1}  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }"""),
+    """g (float[N] x) => (float[N] y) { r = float {0.5}
+      t = bool {1}  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }""",
     [REMOVE_IDENTITIES],
   )
 
 
 def test_a_mask_in_use_keeps_the_dropout():  # RELIABILITY 14
   assert_unchanged(
-    model("g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }"),
+    "g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }",
     [REMOVE_IDENTITIES],
   )
 
 
 def test_a_reshape_to_an_unknown_shape_stays():  # RELIABILITY 16
-  assert_unchanged(model("""g (float[N,4] x, int64[2] shape) => (float[A,B] y) {
-    a = Sin(x)  b = Reshape(a, shape)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
+  assert_unchanged("""g (float[N,4] x, int64[2] shape) => (float[A,B] y) {
+    a = Sin(x)  b = Reshape(a, shape)  y = Neg(b) }""", [REMOVE_IDENTITIES])  # fmt: skip
 
 
 def test_an_overridable_training_mode_stays():  # RELIABILITY 11
-  assert_unchanged(model("""g (float[N] x, bool t) => (float[N] y) <bool t = {0}> {
-    a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
+  assert_unchanged("""g (float[N] x, bool t) => (float[N] y) <bool t = {0}> {
+    a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }""", [REMOVE_IDENTITIES])  # fmt: skip
 
 
-@pytest.mark.parametrize(("ceil", "left"), [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
+@parametrize("ceil, left", [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
 def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil, left):
   """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
-  original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{
-    a = AveragePool<kernel_shape = [1], strides = [3], ceil_mode = {ceil}> (x)  b = Reshape(a, one)
-    y = Neg(b) }}""")
+  original = f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1,1,1}}> {{
+    a = AveragePool<kernel_shape=[1], strides=[3], ceil_mode={ceil}>(x)  b = Reshape(a, one)
+    y = Neg(b) }}"""
   run_same(original, REMOVE_IDENTITIES, into=left)

@@ -1,12 +1,9 @@
 """Constants that repeat."""
 
 import numpy as np
-import pytest
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
-from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
-from ortplugin.passes.simplify.repeated_constants import REPEATED_CONSTANTS
+from ortplugin.optimizer.pipeline import FOLD_CONSTANTS, REPEATED_CONSTANTS
 
 ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
 ZEROS = np.array([[0.0], [-0.0]], np.float32)
@@ -24,8 +21,8 @@ def shapes(optimized, index):
   return [given[node.input[index]] for node in optimized.graph.node if node.input[index] in given]
 
 
-@pytest.mark.parametrize(
-  ("constant", "kept"),
+@parametrize(
+  "constant, kept",
   [
     (np.broadcast_to(ROWS[:3], (2, 3, 4)), [1, 3, 4]),
     (np.zeros((2, 3, 4), np.float32), [1, 1, 1]),
@@ -38,9 +35,7 @@ def test_operands(constant, kept):
   assert shapes(optimized, 1) == [kept]
 
 
-@pytest.mark.parametrize(
-  ("indices", "kept"), [(np.full((2, 3), 4), [1, 1]), (np.array([[1, 0, 2], [1, 0, 2]]), [1, 3])]
-)
+@parametrize("indices, kept", [(np.full((2, 3), 4), [1, 1]), (np.array([[1, 0, 2], [1, 0, 2]]), [1, 3])])
 def test_lookups(indices, kept):
   optimized, _ = run_same(graph("r = Gather(t, i)  y = Add(r, x)", t=ROWS, i=indices), REPEATED_CONSTANTS)
   assert shapes(optimized, 1) == [kept]
@@ -64,7 +59,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [REPEATED_CONSTANTS])
 

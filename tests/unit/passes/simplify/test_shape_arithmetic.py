@@ -1,25 +1,36 @@
 """Shapes that are known become constants; others stay."""
 
 import numpy as np
-import pytest
-from pass_helpers import assert_same_values, assert_unchanged, model, operators, random_feeds, run, run_pass, run_same
+from pass_helpers import (
+  assert_same_values,
+  assert_unchanged,
+  model,
+  operators,
+  parametrize,
+  random_feeds,
+  run,
+  run_pass,
+  run_same,
+)
 
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
+from ortplugin.optimizer.pipeline import DEAD_NODES, SHAPE_ARITHMETIC
 
 
-@pytest.mark.parametrize(
-    ("nodes", "value"),
-    [
-        ("s = Shape(k)", [3, 4]),
-        ("s = Shape<start = 1> (k)", [4]),
-        ("s = Shape<start = -1, end = 2> (k)", [4]),
-        ("t = Size(k)  a = {0}  s = Unsqueeze(t, a)", [12]),
-        ("t = Shape(x)  i = {-1}  s = Gather(t, i)", [4]),
-        ("""t = Shape(x)  b = {1}  e = {9}
-          s = Slice(t, b, e)""", [4]),
-    ],
-)  # fmt: skip
+@parametrize(
+  "nodes, value",
+  [
+    ("s = Shape(k)", [3, 4]),
+    ("s = Shape<start=1>(k)", [4]),
+    ("s = Shape<start=-1, end=2>(k)", [4]),
+    ("t = Size(k)  a = {0}  s = Unsqueeze(t, a)", [12]),
+    ("t = Shape(x)  i = {-1}  s = Gather(t, i)", [4]),
+    (
+      """t = Shape(x)  b = {1}  e = {9}
+          s = Slice(t, b, e)""",
+      [4],
+    ),
+  ],
+)
 def test_known(nodes, value, rng):
   original = model(f"g (float[3,4] k, float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}")
   optimized, result = run_same(original, SHAPE_ARITHMETIC, DEAD_NODES)
@@ -30,7 +41,7 @@ def test_known(nodes, value, rng):
   np.testing.assert_array_equal(run(optimized, random_feeds(original, rng))[0], [-each for each in value])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "s = Shape(x)",
@@ -42,11 +53,11 @@ def test_known(nodes, value, rng):
   ],
 )
 def test_unknown_stays(nodes):  # RELIABILITY 16
-  assert_unchanged(model(f"g (float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}"), [SHAPE_ARITHMETIC])
+  assert_unchanged(f"g (float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}", [SHAPE_ARITHMETIC])
 
 
-@pytest.mark.parametrize("nodes", ["s = Shape(x)", "c = Concat<axis = 0>(x, x)  s = Shape(c)", "s = Shape(v)"])
-@pytest.mark.parametrize("lengths", [(-1, 4), (3, -2), (-1, -1)])
+@parametrize("nodes", ["s = Shape(x)", "c = Concat<axis=0>(x, x)  s = Shape(c)", "s = Shape(v)"])
+@parametrize("lengths", [(-1, 4), (3, -2), (-1, -1)])
 def test_a_negative_length_is_an_open_one(nodes, lengths, rng):
   """As ONNX Runtime has it; exporters write -1 for a length that they do not know."""
   original = model(f"g (float[3,4] x) => (int64[R] y) <float[3,4] v> {{ v = Relu(x)  {nodes}  y = Neg(s) }}")
@@ -61,16 +72,16 @@ def test_a_negative_length_is_an_open_one(nodes, lengths, rng):
 
 
 def test_a_graph_output_stays():
-  assert_unchanged(model("g (float[3,4] x) => (int64[2] y) { y = Shape(x) }"), [SHAPE_ARITHMETIC])
+  assert_unchanged("g (float[3,4] x) => (int64[2] y) { y = Shape(x) }", [SHAPE_ARITHMETIC])
 
 
 def test_a_size_that_overflows_stays():  # RELIABILITY 43
-  original = model("g (float[4294967296,4294967296] x) => (int64 y) { s = Size(x)  y = Neg(s) }")
+  original = "g (float[4294967296,4294967296] x) => (int64 y) { s = Size(x)  y = Neg(s) }"
   assert_unchanged(original, [SHAPE_ARITHMETIC])
 
 
 def test_inside_a_body():
-  original = model("""g (bool c, float[3,4] x) => (int64[2] y) {
-      y = If (c) <then_branch = then () => (int64[2] t) { s = Shape(x)  t = Neg(s) },
-                  else_branch = otherwise () => (int64[2] e) { u = Shape(x)  e = Abs(u) }> }""")
+  original = """g (bool c, float[3,4] x) => (int64[2] y) {
+      y = If(c) <then_branch = then () => (int64[2] t) { s = Shape(x)  t = Neg(s) },
+                  else_branch = otherwise () => (int64[2] e) { u = Shape(x)  e = Abs(u) }> }"""
   run_same(original, SHAPE_ARITHMETIC, changes=2)

@@ -1,11 +1,9 @@
 """And, Or and Where that a constant decides."""
 
 import numpy as np
-import pytest
-from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 
-from ortplugin.passes.simplify.uniform_conditions import UNIFORM_CONDITIONS
+from ortplugin.optimizer.pipeline import UNIFORM_CONDITIONS
 
 TRUE, FALSE, MIXED = np.ones((1, 4), bool), np.zeros((3, 4), bool), np.arange(12).reshape(3, 4) > 5
 
@@ -28,7 +26,7 @@ DECIDED = {
 }
 
 
-@pytest.mark.parametrize("case", DECIDED)
+@parametrize("case", DECIDED)
 def test_decided(case):
   original, op = DECIDED[case]
   run_same(original, UNIFORM_CONDITIONS, into=[op], changes=1)
@@ -46,6 +44,6 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [UNIFORM_CONDITIONS])
