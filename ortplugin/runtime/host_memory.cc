@@ -56,7 +56,7 @@ void* AllocateHostMemory(size_t count, size_t element_bytes) {
   int64_t bytes = 0;
   if (__builtin_mul_overflow(count, element_bytes, &bytes))
     Fail("an intermediate result of ", count, " elements is more than any memory holds");
-  CheckHostMemory("an intermediate result", bytes);
+  if (bytes > HostMemory()) CheckHostMemory("an intermediate result", bytes);
   void* memory = std::malloc(std::max<size_t>(1, static_cast<size_t>(bytes)));
   if (memory == nullptr)
     Fail("out of memory: ", bytes, " bytes for an intermediate result could not be had; use a smaller batch");

@@ -524,6 +524,23 @@ void CheckDense(const Reference& reference) {
   CHECK_WITH(close, call + ": " + Text(worst) + " ulp at " + Text(static_cast<double>(where)));
 }
 
+// 1 + Erf(a / 1.414) is computed at once, and Erf itself as ever where something else reads it.
+void CheckOnePlusErf() {
+  const std::string scaled = "(float a) => (float y) { s = Mul(a, 0.70710678) e = Erf(s) y = Add(1, e) }";
+  Numbers a = kAwkward;
+  for (int i = -8000; i <= 8000; ++i) a.push_back(i / 1024.0);
+  a = Rounded(DType::kFloat, a);
+  const Numbers y = Evaluate(scaled, {a})[0], erf = Evaluate("(float a) => (float y) { y = Erf(a) }", {a})[0];
+  const auto both = Evaluate("(float a) => (float e, float y) { e = Erf(a) y = Add(e, 1) }", {a});
+  for (size_t i = 0; i < a.size(); ++i) {
+    CHECK(Same(y[i], static_cast<double>(lane::OnePlusErf(static_cast<float>(a[i])))));
+    CHECK(std::isnan(a[i]) ? std::isnan(y[i]) : y[i] >= 0 && y[i] <= 2);
+    CHECK(Same(both[0][i], erf[i]));
+    for (const double error : {y[i] - std::erfc(a[i] * -0.70710678118654752), both[1][i] - (1 + erf[i])})
+      CHECK(std::isnan(a[i]) || std::fabs(error) <= 7 * 0x1p-24);
+  }
+}
+
 // C's fmod has no rounding at all: any two floats, and quotients just below a whole number.
 void CheckRemainders() {
   const Program program = Program::Parse("(float a, float b) => (float y) { y = Mod<fmod=1>(a, b) }");
@@ -616,6 +633,7 @@ int main() {
   CheckIntegers();
   CheckWorkspace();
   CheckRemainders();
+  CheckOnePlusErf();
   CheckAccuracy();
   return test::Summary();
 }

@@ -33,7 +33,7 @@ namespace {
 #if defined(__clang__)
 #define ORTPLUGIN_LANES _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
-#define ORTPLUGIN_LANES _Pragma("GCC ivdep")
+#define ORTPLUGIN_LANES _Pragma("GCC ivdep") _Pragma("GCC unroll 2")
 #else
 #define ORTPLUGIN_LANES
 #endif
@@ -66,6 +66,7 @@ struct Job {
   DType to;  // of the result
   // How a Pow by a literal is computed: 0 for any exponent, 2 and 3 by multiplication.
   int power;
+  float scale;  // of a, where an Add is OnePlusErf of that; else 0
   const void* a;
   const void* b;
   const void* c;
@@ -122,7 +123,7 @@ ORTPLUGIN_INLINE void MapWithin(const Job& job, Within within, F f, Otherwise ot
   const size_t count = job.count;
   uint32_t outside = 0;
   for (size_t i = 0; i < count; ++i) outside += within(a[i], b[i]) ? 0 : 1;
-  if (outside == 0) return Map2<T, T>({job.statement, job.from, job.to, 0, a, b, nullptr, job.result, count}, f);
+  if (outside == 0) return Map2<T, T>({job.statement, job.from, job.to, 0, 0, a, b, nullptr, job.result, count}, f);
   T* result = static_cast<T*>(job.result);
   for (size_t i = 0; i < count; ++i) result[i] = within(a[i], b[i]) ? f(a[i], b[i]) : otherwise(a[i], b[i]);
 }
@@ -387,7 +388,12 @@ ORTPLUGIN_INLINE void RunParametric(const Job& job) {
 template <typename T>
 ORTPLUGIN_INLINE void RunFloating(const Job& job) {
   switch (job.statement->op) {
-    case Op::kAdd: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a + b; });
+    case Op::kAdd:
+      if constexpr (std::is_same_v<T, float>) {
+        const float scale = job.scale;
+        if (scale != 0) return Map<T, T>(job, [scale](T x) ORTPLUGIN_LANE { return lane::OnePlusErf(x * scale); });
+      }
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a + b; });
     case Op::kSub: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a - b; });
     case Op::kMul: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a * b; });
     case Op::kDiv: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a / b; });
@@ -437,33 +443,46 @@ ORTPLUGIN_INLINE void RoundHalves(const float* lanes, size_t count, float* round
   for (size_t i = 0; i < count; ++i) rounded[i] = HalfToFloat(FloatToHalf(lanes[i]));
 }
 
-// Adds `term` of every lane: in 32 partial sums within a block, so that the loop vectorises, and over blocks in double.
-template <typename T, typename Term>
-ORTPLUGIN_INLINE double Reduce(const T* lanes, size_t count, Term term) {
-  constexpr size_t kPartial = 32;
+// Adds up what `add` makes of every lane: in four vectors within a block, and over blocks in double, in pairs: one
+// after the other these sums would take longer than the block.
+template <typename T, typename AddTo>
+ORTPLUGIN_INLINE double Reduce(const T* lanes, size_t count, AddTo add) {
+  typedef T Vector __attribute__((vector_size(32)));
+  constexpr size_t kLanes = sizeof(Vector) / sizeof(T), kPartial = 4 * kLanes;
   double total = 0;
   for (size_t first = 0; first < count; first += kBlock) {
     const size_t last = first + kBlock < count ? first + kBlock : count;
-    T partial[kPartial] = {};
+    Vector vectors[4] = {}, x;
     size_t i = first;
-    for (; i + kPartial <= last; i += kPartial)
-      for (size_t j = 0; j < kPartial; ++j) partial[j] += term(lanes[i + j]);
-    for (; i < last; ++i) partial[i % kPartial] += term(lanes[i]);
-    for (size_t j = 0; j < kPartial; ++j) total += static_cast<double>(partial[j]);
+    for (; i + kPartial <= last; i += kPartial) {
+#pragma GCC unroll 4
+      for (size_t v = 0; v < 4; ++v) {
+        std::memcpy(&x, lanes + i + v * kLanes, sizeof(x));
+        add(vectors[v], x);
+      }
+    }
+    T partial[kPartial];
+    double sums[kPartial];
+    std::memcpy(partial, vectors, sizeof(partial));
+    for (; i < last; ++i) add(partial[i % kPartial], lanes[i]);
+    for (size_t j = 0; j < kPartial; ++j) sums[j] = static_cast<double>(partial[j]);
+    for (size_t half = kPartial / 2; half > 0; half /= 2)
+      for (size_t j = 0; j < half; ++j) sums[j] += sums[j + half];
+    total += sums[0];
   }
   return total;
 }
 
 template <typename T>
 ORTPLUGIN_INLINE double SumOf(const void* lanes, size_t count) {
-  return Reduce(static_cast<const T*>(lanes), count, [](T x) ORTPLUGIN_LANE { return x; });
+  return Reduce(static_cast<const T*>(lanes), count, [](auto& sum, const auto& x) ORTPLUGIN_LANE { sum += x; });
 }
 
 template <typename T>
 ORTPLUGIN_INLINE double SquaresOf(const void* lanes, double mean, size_t count) {
   const T centre = static_cast<T>(mean);
-  return Reduce(
-    static_cast<const T*>(lanes), count, [centre](T x) ORTPLUGIN_LANE { return (x - centre) * (x - centre); });
+  return Reduce(static_cast<const T*>(lanes), count,
+    [centre](auto& sum, const auto& x) ORTPLUGIN_LANE { sum += (x - centre) * (x - centre); });
 }
 
 template <typename T>
@@ -662,29 +681,43 @@ Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements) :
   // Lanes of one size that no value needs any more are used again, so that a long chain stays in the first cache. That
   // is for what only these statements compute and read.
   std::vector<bool> kept(values.size(), true);
-  std::vector<size_t> last_use(values.size(), 0);
-  for (size_t step = 0; step < statements.size(); ++step) {
-    const Statement& statement = program.statements().at(statements[step]);
+  std::vector<bool> is_here(program.statements().size());
+  for (const uint32_t index : statements) {
+    const Statement& statement = program.statements().at(index);
     if (IsCore(statement.op)) {
       Fail("program: ", NameOf(statement.op), " is a core operator, the evaluator runs pointwise ones only");
     }
     kept[statement.result] = false;
-    for (const ValueId operand : statement.operands) last_use[operand] = step;
+    is_here[index] = true;
+  }
+  for (const ValueId result : program.results()) kept[result] = true;
+  for (size_t index = 0; index < is_here.size(); ++index) {
+    if (is_here[index]) continue;
+    for (const ValueId operand : program.statements()[index].operands) kept[operand] = true;
+  }
+  // From the last on: what is left out where nothing reads it is what OnePlusErf has of its own.
+  std::vector<bool> is_read = kept;
+  for (size_t i = statements.size(); i-- > 0;) {
+    const Statement& statement = program.statements()[statements[i]];
+    if (!is_read[statement.result]) continue;
     const Value& last = values[statement.operands.back()];
     int power = 0;
     if (statement.op == Op::kPow && last.kind == Value::Kind::kLiteral) {
       power = last.literal == 2 ? 2 : last.literal == 3 ? 3 : 0;
     }
     const auto [from, to] = Signless(statement.op, last.dtype, values[statement.result].dtype);
-    steps_.push_back({&statement, from, to, power});
+    steps_.push_back({&statement, statement.operands, from, to, power, 0});
+    if (from <= DType::kFloat)
+      if (const auto gate = AsOnePlusErf(program, statements, statement)) {
+        steps_.back().operands = {gate->first};
+        steps_.back().scale = static_cast<float>(gate->second);
+      }
+    for (const ValueId operand : steps_.back().operands) is_read[operand] = true;
   }
-  std::vector<bool> is_here(program.statements().size());
-  for (const uint32_t index : statements) is_here[index] = true;
-  for (const ValueId result : program.results()) kept[result] = true;
-  for (size_t index = 0; index < is_here.size(); ++index) {
-    if (is_here[index]) continue;
-    for (const ValueId operand : program.statements()[index].operands) kept[operand] = true;
-  }
+  std::reverse(steps_.begin(), steps_.end());
+  std::vector<size_t> last_use(values.size(), 0);
+  for (size_t step = 0; step < steps_.size(); ++step)
+    for (const ValueId operand : steps_[step].operands) last_use[operand] = step;
 
   bytes_ = kAlignment;
   const auto reserve = [this](size_t lane) {
@@ -700,10 +733,11 @@ Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements) :
   for (size_t step = 0; step < steps_.size(); ++step) {
     const Statement& statement = *steps_[step].statement;
     // First what dies here, for a loop may write where it reads, element by element of one size.
-    for (size_t i = 0; i < statement.operands.size(); ++i) {
-      const ValueId operand = statement.operands[i];
-      const auto end = statement.operands.begin() + static_cast<std::ptrdiff_t>(i);
-      const bool is_repeated = std::find(statement.operands.begin(), end, operand) != end;
+    const std::vector<ValueId>& operands = steps_[step].operands;
+    for (size_t i = 0; i < operands.size(); ++i) {
+      const ValueId operand = operands[i];
+      const auto end = operands.begin() + static_cast<std::ptrdiff_t>(i);
+      const bool is_repeated = std::find(operands.begin(), end, operand) != end;
       if (!kept[operand] && last_use[operand] == step && !is_repeated) {
         free[LaneSize(values[operand].dtype)].push_back(offsets_[operand]);
       }
@@ -734,13 +768,14 @@ void Evaluator::Run(Workspace& workspace, size_t count) const {
   void (*const run)(const Job&) = Best().run;
   void* const* slots = workspace.slots_.data();
   for (const Step& step : steps_) {
-    const ValueId* operands = step.statement->operands.data();
-    const size_t arity = step.statement->operands.size();
+    const ValueId* operands = step.operands.data();
+    const size_t arity = step.operands.size();
     Job job;
     job.statement = step.statement;
     job.from = step.from;
     job.to = step.to;
     job.power = step.power;
+    job.scale = step.scale;
     job.a = slots[operands[0]];
     job.b = arity > 1 ? slots[operands[1]] : nullptr;
     job.c = arity > 2 ? slots[operands[2]] : nullptr;

@@ -57,8 +57,10 @@ class Evaluator {
  private:
   struct Step {
     const Statement* statement;
+    std::vector<ValueId> operands;  // the statement's, but of OnePlusErf
     DType from, to;  // of the last operand and of the result
     int power;  // of a Pow: 2 and 3 by multiplication, 0 for every other exponent
+    float scale;  // of OnePlusErf's operand; 0 for every other operator
   };
   const Program* program_;
   std::vector<Step> steps_;

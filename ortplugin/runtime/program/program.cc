@@ -942,11 +942,9 @@ static std::optional<std::pair<ValueId, double>> AsScaled(const Program& program
   return std::pair(scaled, divides ? 1 / number : number);
 }
 
-// Gelu is often written with Erf: 1 + Erf(x / 1.414) in half form is computed from x at once. What stands between is
-// emitted all the same; the compiler drops it where nothing else reads it. "" where the statement is not that.
-static std::string OnePlusErf(
+std::optional<std::pair<ValueId, double>> AsOnePlusErf(
   const Program& program, const std::vector<uint32_t>& statements, const Statement& statement) {
-  if (statement.op != Op::kAdd) return "";
+  if (statement.op != Op::kAdd) return std::nullopt;
   for (const size_t i : {0, 1}) {
     const Value& one = program.value(statement.operands[1 - i]);
     const Statement* erf = Among(program, statements, statement.operands[i]);
@@ -961,9 +959,9 @@ static std::string OnePlusErf(
       x = scaled->first;
       scale *= scaled->second;
     }
-    return "op_OnePlusErf16(v" + std::to_string(x) + ", " + CudaNumber(scale, DType::kFloat) + ");\n";
+    return std::pair(x, scale);
   }
-  return "";
+  return std::nullopt;
 }
 
 std::string EmitCuda(
@@ -976,8 +974,10 @@ std::string EmitCuda(
     const DType result = program.value(statement.result).dtype;
     const bool is_half = result == DType::kFloat16 || (is_of_tf32 && result == DType::kFloat);
     text += indent + "const " + RowOf(result).compute + " v" + std::to_string(statement.result) + " = ";
-    if (const std::string whole = is_half ? OnePlusErf(program, statements, statement) : ""; !whole.empty()) {
-      text += whole;
+    // What stands between is emitted all the same; the compiler drops it where nothing else reads it.
+    if (const auto gate = is_half ? AsOnePlusErf(program, statements, statement) : std::nullopt) {
+      text +=
+        "op_OnePlusErf16(v" + std::to_string(gate->first) + ", " + CudaNumber(gate->second, DType::kFloat) + ");\n";
       continue;
     }
     text += statement.op == Op::kCast ? RowOf(result).cast : std::string("op_") + row.name;

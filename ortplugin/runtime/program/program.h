@@ -4,8 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ortplugin/runtime/error.h"
@@ -102,6 +104,11 @@ bool IsIdentity(const Program& program);
 // that are rounded to TF32, and may be as precise as those of float16, which take fewer instructions.
 std::string EmitCuda(
   const Program& program, const std::vector<uint32_t>& statements, const std::string& indent, bool is_of_tf32 = false);
+
+// 1 + Erf(x scale / sqrt(2)), the end of which exporters' Gelu is: x and scale where a statement, one of `statements`
+// as Erf is, is that.
+std::optional<std::pair<ValueId, double>> AsOnePlusErf(
+  const Program& program, const std::vector<uint32_t>& statements, const Statement& statement);
 
 // Throws Error where a statement is a core operator.
 void CheckIsPointwise(const Program& program);

@@ -302,6 +302,19 @@ ORTPLUGIN_INLINE float NormalCdf(float x) {
   return x < 0 ? tail : 1.0f - tail;
 }
 
+// 1 + erf(x / sqrt(2)) to 6 * 2^-24, in a third of the time that Erf takes: 1 + x P(x^2) / Q(x^2), all coefficients
+// positive, up to 5.5, from where on it is 0 or 2.
+ORTPLUGIN_INLINE float OnePlusErf(float x) {
+  float square = x * x;
+  square = square < 30.25f ? square : 30.25f;
+  const float p =
+    Polynomial(square, 4.549867e-08f, 1.2704265e-05f, 0.00033765414f, 0.009354538f, 0.06770556f, 0.79788446f);
+  const float q = Polynomial(square, 1.1975042e-06f, 7.364798e-05f, 0.0018844528f, 0.028645948f, 0.25152224f, 1.0f);
+  float y = std::fma(x, p / q, 1.0f);
+  y = y < 0 ? 0.0f : y;
+  return y > 2.0f ? 2.0f : y;
+}
+
 // ---- float: angles
 
 constexpr double kDoubleRounder = 6755399441055744.0;  // 1.5 * 2^52
