@@ -106,9 +106,10 @@ def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | No
       model.ParseFromString(path_or_bytes)
     else:
       model = onnx.load(path_or_bytes, load_external_data=False)
+    is_apart = _take_norms_apart(model)
     slow = _slow(model)
     if not slow:
-      return None
+      return bytes(model.SerializeToString()) if is_apart else None
     from .model.restore import restore_operators
 
     if slow != PRODUCTS:
@@ -116,6 +117,31 @@ def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | No
     return bytes(restore_operators(model, slow).SerializeToString())
   except (OSError, OrtPluginError, DecodeError):  # of what is no model ONNX Runtime says so itself
     return None
+
+
+def _take_norms_apart(model: ModelProto) -> bool:
+  """Makes two nodes of each product with a norm, which only a GPU computes as one; False where there is none, or
+  weights are in other files.
+  """
+  from onnx import TensorProto
+
+  from .graph.domains import DOMAIN
+  from .graph.messages import walk_graphs
+  from .ops.matmul import norm
+
+  graphs = list(walk_graphs(model.graph))
+  if any(each.data_location == TensorProto.EXTERNAL for graph in graphs for each in graph.initializer):
+    return False
+  found = False
+  for graph in graphs:
+    nodes = list(graph.node)
+    if any((each.domain, each.op_type) == (DOMAIN, norm.NAME) for each in nodes):
+      found = True
+      del graph.node[:]
+      for each in nodes:
+        parts = norm.parts(each)[:2] if (each.domain, each.op_type) == (DOMAIN, norm.NAME) else [each]
+        graph.node.extend(parts)
+  return found
 
 
 def _slow(model: ModelProto) -> tuple[str, ...]:

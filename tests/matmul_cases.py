@@ -1,4 +1,4 @@
-"""The cases on which FusedMatMul must equal its reference, on every provider.
+"""The cases on which FusedMatMul and FusedMatMulNorm must equal their references, on every provider.
 
 A case is the shapes of A and B, an epilogue and a dtype. The slack is that of conv_cases.py: a product is a
 convolution of one element.
@@ -10,14 +10,26 @@ from typing import Any
 
 import numpy as np
 from conv_cases import BARE, BIAS, BIAS_RELU, EPILOGUES, RESIDUAL_RELU, RandomProduct, expect_of
-from node_cases import Shape, check_results, named, output_name, typed
+from node_cases import (
+  UNIT_ROUNDOFF,
+  Shape,
+  check_results,
+  compare,
+  named,
+  normal_inputs,
+  output_name,
+  results_of,
+  typed,
+)
 from onnx import helper
 
 from ortplugin.ops.matmul import OPERATOR
+from ortplugin.ops.matmul import norm as matmul_norm
 from ortplugin.ops.matmul.reference import product
 from ortplugin.program import FLOATING, parse
 
-__all__ = ["BARE", "BIAS", "BIAS_RELU", "CASES", "RESIDUAL_RELU", "Case", "by_name", "check", "expect", "made", "typed"]
+__all__ = ["BARE", "BIAS", "BIAS_RELU", "CASES", "NORMS", "PRODUCTS", "RESIDUAL_RELU", "Case", "NormCase", "by_name",
+           "check", "expect", "made", "typed"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,6 +144,156 @@ def _cases():
   return cases + [replace(case, name=f"constant weights: {case.name}", constant=True) for case in constant]
 
 
-CASES = tuple(_cases())
+@dataclass(frozen=True)
+class NormCase(Case):
+  """A product and a norm of its rows, in one node; `shapes` has the norm's operands behind the product's."""
+
+  norm: str = ""
+  keeps: bool = False
+
+  @property
+  def product(self):
+    """The product alone."""
+    count = len(self.program.parameters) + 1
+    return Case(self.name, self.text, self.shapes[:count], self.trans_b, self.values, self.constant)
+
+  @property
+  def norm_program(self):
+    return parse(self.norm)
+
+  @property
+  def operands(self):
+    """The norm's parameters that are inputs."""
+    return self.norm_program.parameters[len(self.program.results) :]
+
+  @property
+  def names(self):
+    return [*super().names, *(f"norm_{each.name}" for each in self.operands)]
+
+  @property
+  def dtypes(self):
+    return [*super().dtypes, *(each.dtype for each in self.operands)]
+
+  @property
+  def results(self):
+    kept = results_of(self.program) if self.keeps else []
+    return kept + [(f"norm_{name}", dtype) for name, dtype in results_of(self.norm_program)]
+
+  def inputs(self):
+    shapes, dtypes = self.shapes[-len(self.operands) :], [each.dtype for each in self.operands]
+    return [*self.product.inputs(), *(normal_inputs(self.name, shapes, dtypes) if self.operands else [])]
+
+  def node(self):
+    return helper.make_node(
+      matmul_norm.NAME, self.names, [name for name, _ in self.results], "product", domain=OPERATOR.domain,
+      program=self.text, norm=self.norm, trans_b=int(self.trans_b), keeps_product=int(self.keeps), **self.attributes,
+    )  # fmt: skip
+
+  def check(self, outputs, unit=None):
+    """Compares outputs with the reference. `unit`: as for `expect`.
+
+    What a value is off by, divided by its row's deviation, is what its normalised element is off by. To that come the
+    mean's error and the deviation's, which moves an element the more, the further it lies from the mean.
+    """
+    inputs, node = self.inputs(), self.node()
+    count = len(self.product.shapes)
+    values = expect(self.product, inputs[:count], unit)
+    outputs, kept = list(outputs), len(values.outputs) if self.keeps else 0
+    if kept:
+      check_results(self.product, outputs[:kept], values)
+    wide = matmul_norm.reference(node, inputs, rounded=False)[kept:]
+    rounded = matmul_norm.reference(node, inputs)[kept:]
+    core, dtype = self.norm_program.core, self.program.results[0].dtype
+    given = {each.name: array.astype(np.float64) for each, array in zip(self.operands, inputs[count:], strict=True)}
+    step, is_layer = UNIT_ROUNDOFF["double" if dtype == "double" else "float"], core.op == "LayerNormalization"
+    with np.errstate(all="ignore"):
+      s = values.wide[0] + given.get("r", 0)
+      off = (2 * UNIT_ROUNDOFF[dtype] + 8 * step) * np.abs(values.wide[0]) + values.slack[0] + 8 * step * np.abs(s)
+      mean = lambda x: x.mean(-1, keepdims=True) if x.shape[-1] else x  # noqa: E731
+      centred = s - mean(s) if is_layer else s
+      deviation = np.sqrt(mean(centred**2) + core.number("epsilon"))
+      n = np.abs(centred / deviation)
+      slack = (off + (mean(off) if is_layer else 0) + n * mean(off * n)) / deviation + 64 * step * (1 + n)
+      slack = slack * np.abs(given.get("g", 1.0)) + off * ("x)" in self.norm.partition("Add(n")[2])
+    for result, got, wanted, exact in zip(self.norm_program.results, outputs[kept:], rounded, wide, strict=True):
+      coarse = [
+        2 * UNIT_ROUNDOFF[str(each.attribute("to"))] for each in self.norm_program.statements if each.op == "Cast"
+      ]
+      unit = max([UNIT_ROUNDOFF[result.dtype], *coarse])
+      compare(f"{self.name}: {result.name}", got, wanted, exact, slack + 8 * step * np.abs(exact), unit)
+
+
+LAYER_NORM = "(T x, T g, T h) => (T y) { n = LayerNormalization<epsilon=1e-5>(x) m = Mul(n, g) y = Add(m, h) }"
+RMS_NORM = "(T x, T g) => (T y) { n = RMSNormalization<epsilon=1e-5>(x) y = Mul(n, g) }"
+WIDE_NORM = (
+  "(T x, T g) => (T y) { s = Cast<to=float>(x) n = RMSNormalization<epsilon=1e-5>(s) c = Cast<to=T>(n) y = Mul(g, c) }"
+)
+NORM_TEXTS = {
+  "layer norm": (LAYER_NORM, {}),
+  "RMS norm": (RMS_NORM, {}),
+  "no operand": ("(T x) => (T y) { n = LayerNormalization<epsilon=1e-5>(x) y = Relu(n) }", {}),
+  "two results": ("(T x, T g) => (T y, T n) { n = LayerNormalization<epsilon=1e-5>(x) y = Mul(n, g) }", {}),
+  "an operand of rows": (LAYER_NORM, {"g": "rows"}),
+  "an operand of all": (LAYER_NORM, {"h": "whole"}),
+  "one of one element": (RMS_NORM, {"g": "one"}),
+  "a sum before it": ("(T x, T r, T g) => (T y) { s = Add(x, r) n = RMSNormalization<epsilon=1e-5>(s) y = Mul(n, g) }",
+                      {"r": "whole"}),
+  "the value behind it": ("(T x) => (T y) { n = LayerNormalization<epsilon=1e-5>(x) y = Add(n, x) }", {}),
+}  # fmt: skip
+# A, N: in a cluster of one block to eight, and in none; rows that fill no tile.
+NORM_GEOMETRIES = {
+  "a vector": ((24,), 64),
+  "one row": ((1, 40), 96),
+  "seven rows": ((7, 32), 256),
+  "49 rows": ((49, 16), 768),
+  "two images": ((2, 65, 64), 320),
+  "197 rows": ((197, 24), 1024),
+  "many rows": ((1100, 64), 512),
+  "odd": ((37, 13), 27),
+  "no whole columns": ((2, 9, 16), 80),
+  "no rows": ((2, 0, 8), 64),
+  "no sums": ((2, 3, 0), 64),
+}
+
+
+def normed(name, norm, dtype, a, n, text=RESIDUAL_RELU, operands=None, **more):
+  """A NormCase: of the norm's operands each is [n] unless `operands` has it "rows", "whole" or "one"."""
+  norm = typed(norm, dtype)
+  case = made(name, text, dtype, a, n)
+  kinds = {"rows": (*a[:-1], 1), "whole": (*a[:-1], n), "one": (1,)}
+  names = [each.name for each in parse(norm).parameters[len(case.program.results) :]]
+  shapes = [kinds.get((operands or {}).get(each, ""), (n,)) for each in names]
+  return NormCase(name, case.text, (*case.shapes, *shapes), norm=norm, **more)
+
+
+def _norms():
+  cases = [
+    normed(f"{name}, {kind}, {dtype}", NORM_TEXTS[kind][0], dtype, a, n, keeps=kind == "RMS norm")
+    for name, (a, n) in NORM_GEOMETRIES.items()
+    for kind in ("layer norm", "RMS norm")
+    for dtype in FLOATING
+  ]
+  cases += [
+    normed(f"{name}, {dtype}", text, dtype, (3, 37, 32), 192, BIAS, operands, keeps=dtype != "float")
+    for name, (text, operands) in NORM_TEXTS.items()
+    for dtype in FLOATING
+  ]
+  cases += [
+    normed(f"in float: {a}, {dtype}", WIDE_NORM, dtype, a, n, BARE, keeps=True)
+    for a, n in (((37, 64), 512), ((5, 24), 64))
+    for dtype in ("float16", "bfloat16")
+  ]
+  cases += [
+    normed(f"{values} {kind}, {dtype}", NORM_TEXTS[kind][0], dtype, (70, 24), 128, BIAS, values=values)
+    for values in ("special rows", "large", "denormal", "ones")
+    for kind in ("layer norm", "RMS norm")
+    for dtype in FLOATING
+  ]
+  return cases + [transposed(each) for each in cases if "layer norm" in each.name]
+
+
+PRODUCTS = tuple(_cases())
+NORMS = tuple(_norms())
+CASES = PRODUCTS + NORMS
 
 by_name = named(CASES)

@@ -349,7 +349,7 @@ def _is_tf32(job: _Job) -> bool:
 
   Without the attribute the session allows it: those that tune leave ONNX Runtime's default.
   """
-  convolves = job.node.op_type in ("FusedConv", "FusedConvTranspose", "FusedMatMul")
+  convolves = job.node.op_type in ("FusedConv", "FusedConvTranspose", "FusedMatMul", "FusedMatMulNorm")
   absent = convolves and any(array.dtype == np.float32 for array in job.inputs.values())
   return bool(next((each.i for each in job.node.attribute if each.name == "allow_tf32"), absent))
 

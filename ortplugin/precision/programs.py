@@ -12,7 +12,7 @@ from .roles import Slots, is_floating
 # Our own operators that take any dtype, where no program says which.
 PRODUCTS = ("FusedConv", "FusedConvTranspose", "FusedMatMul")
 CONV_GRAD = "ConvGrad"
-FUSED_CHAINS = ("FusedPointwise", "FusedSumTo", "FusedAttention", "FusedLSTM")  # of which parts may have to stay
+FUSED_CHAINS = ("FusedPointwise", "FusedSumTo", "FusedMatMulNorm", "FusedAttention", "FusedLSTM")  # parts may stay
 ANY_DTYPE = ("ScatterND", "ScatterElements", "UpdateSlice", "FusedPool", "FusedResize")
 
 

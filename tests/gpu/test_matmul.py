@@ -1,12 +1,27 @@
-"""FusedMatMul in ONNX Runtime on a GPU: equal to its reference in every form, dtype and algorithm, at odd addresses,
-with shapes that change, the same bits in every run and under CUDA graphs. Its engines are FusedConv's, whose tests have
-the rest."""
+"""FusedMatMul and FusedMatMulNorm in ONNX Runtime on a GPU: equal to their reference in every form, dtype and
+algorithm, at odd addresses, with shapes that change, the same bits in every run and under CUDA graphs. The engines are
+FusedConv's, whose tests have the rest."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from conv_cases import BESIDE
-from matmul_cases import BARE, BIAS_RELU, CASES, INSIDE, RESIDUAL_RELU, TWO, expect, made, transposed
+from matmul_cases import (
+  BARE,
+  BIAS_RELU,
+  INSIDE,
+  LAYER_NORM,
+  NORM_TEXTS,
+  NORMS,
+  PRODUCTS,
+  RESIDUAL_RELU,
+  TWO,
+  expect,
+  made,
+  normed,
+  transposed,
+)
 from matmul_cases import check as check_exactly
 from node_cases import UNIT_ROUNDOFF
 from onnx_models import parametrize
@@ -25,9 +40,14 @@ from gpu.sessions import (
 )
 from gpu.test_few_output_channels import NOT_TAKEN
 from ortplugin.ops.matmul import OPERATOR
+from ortplugin.ops.matmul import norm as matmul_norm
 
 GELU = "(T c, T b) => (T y) { a = Add(c, b) y = Gelu(a) }"
 SEVERAL = "(T c, T b, T r) => (T s, T y) { a = Add(c, b) s = Add(a, r) y = Relu(s) }"
+
+
+# The unit roundoff of the arithmetic, as of a library that rounds the value before the program.
+CHECKED_UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float": 2.0**-24}
 
 
 def check(case, found, inputs=None):
@@ -43,9 +63,33 @@ def check(case, found, inputs=None):
   check_exactly(case, found, expected)
 
 
-@parametrize("case", CASES)
+@parametrize("case", PRODUCTS)
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
+
+
+@parametrize("algorithm", ["auto", "whole", "apart"])
+@parametrize("case", NORMS)
+def test_a_norm_equals_the_reference(case, algorithm):
+  case = replace(case, attributes={"algorithm": algorithm})
+  case.check(run(make(case.model()), case), CHECKED_UNIT.get(case.program.parameters[0].dtype))
+
+
+# BERT's and ViT's layers: one tile of 64 rows, one of 128; float32 in TF32.
+LARGE_NORMS = [
+  normed(f"{algorithm}: {a}, {n}, {kind}, {dtype}", NORM_TEXTS[kind][0], dtype, a, n, keeps=keeps, constant=True,
+         attributes={"algorithm": algorithm, **({"allow_tf32": 1} if dtype == "float" else {})})
+  for a, n in (((8, 128, 3072), 768), ((8, 197, 768), 768), ((1, 1500, 384), 384), ((197, 64), 1024))
+  for kind, keeps in (("layer norm", True), ("RMS norm", False))
+  for dtype in ("float16", "bfloat16", "float")
+  for algorithm in ("auto", "whole")
+]  # fmt: skip
+
+
+@parametrize("case", LARGE_NORMS)
+def test_norms_of_large_products(case):
+  dtype = case.program.parameters[0].dtype
+  case.check(run(make(case.model()), case), 2.0**-11 if dtype == "float" else 2.0**-24)
 
 
 # BERT's and GPT-2's layers, a decoding step, a head.
@@ -113,6 +157,34 @@ CHOSEN = [
   made("apart", TWO, "float16", *INSIDE["five axes"][:2], dict(zip("uv", INSIDE["five axes"][2:], strict=True))),
 ]
 chosen = parametrize("case", CHOSEN)
+CHOSEN_NORMS = [each for each in LARGE_NORMS if each.name.startswith("whole: (8, 197, 768), 768")]
+
+
+@parametrize("case", CHOSEN_NORMS)
+def test_runs_of_a_norm_are_bit_identical(case):
+  check_repeats(case, 10, lambda number: cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32))
+
+
+@parametrize("case", [each for each in CHOSEN_NORMS if not each.keeps])
+def test_a_cuda_graph_with_a_norm_gives_the_same_bits(case):
+  other = replace(case, name=f"{case.name}, other")
+  trials = [Trial(each.feeds(), partial(each.check, unit=2.0**-11), matmul_norm.reference(each.node(), each.inputs()))
+            for each in (replace(each, constant=False) for each in (case, other))]  # fmt: skip
+  check_graph(replace(case, constant=False).model(), trials)
+
+
+def test_tensors_of_a_norm_may_start_anywhere():
+  case = replace(CHOSEN_NORMS[0], constant=False)
+  check_addresses(case, case.check, [([1, 0, 0, 0, 0, 0], [0, 0]), ([0, 1, 3, 5, 1, 0], [0, 1]), ([0], [1, 0])])
+
+
+def test_shapes_of_a_norm_may_change_from_run_to_run():
+  make_case = lambda rows: normed(f"rows {rows}", LAYER_NORM, "float16", (2, rows, 64), 256,  # noqa: E731
+                                  attributes={"algorithm": "whole"})  # fmt: skip
+  session = make(make_case(5).model([("n", "s", 64), (64, 256), (256,), ("n", "s", 256), (256,), (256,)]))
+  for rows in (5, 0, 197, 3000, 20000, 1):
+    case = make_case(rows)
+    case.check(run(session, case))
 
 
 @chosen

@@ -1,11 +1,25 @@
-"""FusedMatMul in ONNX Runtime on the CPU: its reference and decomposition; shapes; threads; what is refused."""
+"""FusedMatMul and FusedMatMulNorm in ONNX Runtime on the CPU: reference and decomposition; shapes; threads; what is
+refused."""
 
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import onnx
-from matmul_cases import BIAS_RELU, CASES, RESIDUAL_RELU, by_name, check, expect, made
+import pytest
+from matmul_cases import (
+  BIAS_RELU,
+  LAYER_NORM,
+  NORMS,
+  PRODUCTS,
+  RESIDUAL_RELU,
+  NormCase,
+  by_name,
+  check,
+  expect,
+  made,
+  normed,
+)
 from node_cases import OPSET
 from onnx import TensorProto, helper
 from onnx_models import parametrize
@@ -24,16 +38,17 @@ from ort.host import (
 from ort.refusals import Wrong as WrongNode
 from ort.refusals import wrong_epilogues
 from ortplugin.ops.matmul import OPERATOR
+from ortplugin.ops.matmul import norm as matmul_norm
 
 HALF = TensorProto.FLOAT16
 
 
-@parametrize("case", CASES)
+@parametrize("case", PRODUCTS)
 def test_equals_the_reference(case):
   assert_equals_reference(case, check, inferred=not any(0 in shape for shape in case.shapes))
 
 
-@parametrize("case", [each for each in CASES if each.program.parameters[0].dtype == "float"])
+@parametrize("case", [each for each in PRODUCTS if each.program.parameters[0].dtype == "float"])
 def test_the_decomposition_runs_without_the_library(case):
   session = plain(case.model(nodes=OPERATOR.decompose(case.node(), OPSET)))
   expected = expect(case, unit=2.0**-22)
@@ -46,6 +61,40 @@ def test_the_decomposition_runs_without_the_library(case):
 def test_the_number_of_threads_changes_no_bit(dtype):
   case = made(f"threads, {dtype}", RESIDUAL_RELU, dtype, (3, 133, 77), 95)
   check(case, on_any_threads(case))
+
+
+@parametrize("case", NORMS)
+def test_a_norm_equals_the_reference(case):
+  assert_equals_reference(case, NormCase.check, inferred=not any(0 in shape for shape in case.shapes))
+
+
+@parametrize("case", [each for each in NORMS if each.program.parameters[0].dtype == "float"])
+def test_the_decomposition_of_a_norm_runs_without_the_library(case):
+  case.check(run(plain(case.model(nodes=matmul_norm.decompose(case.node(), OPSET))), case), 2.0**-22)
+
+
+@parametrize("wrong", [
+  lambda y: y * 1.01, lambda y: y + 0.01, lambda y: np.roll(y, 1, -1), lambda y: np.where(y == y.max(), np.nan, y),
+])  # fmt: skip
+def test_the_check_of_a_norm_finds_mistakes(wrong):
+  for dtype in ("float16", "float"):
+    case = by_name[f"197 rows, layer norm, {dtype}"]
+    (found,) = run(make(case.model()), case)
+    case.check([found])
+    with pytest.raises(AssertionError):
+      case.check([wrong(found).astype(found.dtype)])
+
+
+@parametrize("keeps", [False, True])
+def test_shapes_of_a_norm_are_inferred(keeps):
+  case = normed("shapes", LAYER_NORM, "float16", (2, 37, 32), 64, keeps=keeps)
+  shapes = [("n", "s", 32), (32, 64), (64,), ("n", "s", 64), (64,), (64,)]
+  for output in make(case.model(shapes)).get_outputs():
+    assert_inferred(output, ["n", "s", 64], "float16")
+  session = make(case.model([("n", "s", "k"), ("k", "m"), ("m",), None, ("m",), ("m",)]))
+  for rows in (37, 1, 0, 5):
+    each = normed(f"shapes {rows}", LAYER_NORM, "float16", (2, rows, 32), 64, keeps=keeps)
+    each.check(run(session, each))
 
 
 # ---- shapes
@@ -126,6 +175,31 @@ WRONG = {
     "must be [.., K]", shapes=(UNKNOWN[0], None, UNKNOWN[2]), fed=((2, 5, 6), (1, 6, 8), (8,))
   ),
 }
+
+
+NORM = "(float x, float g) => (float y) { n = RMSNormalization(x) y = Mul(n, g) }"
+WrongNorm = partial(WrongNode, "FusedMatMulNorm", shapes=((2, 5, 6), (6, 8), (8,)))
+GIVEN = {"program": "(float c) => (float c) {}", "norm": NORM}
+WRONG_NORMS = {
+  "no norm": WrongNorm("no LayerNormalization", {**GIVEN, "norm": "(float x, float g) => (float y) { y = Mul(x, g) }"}),
+  "another dtype": WrongNorm("is double", {**GIVEN, "norm": NORM.replace("float", "double")}),
+  "too few inputs": WrongNorm(
+    "takes 4 inputs",
+    {
+      **GIVEN,
+      "norm": ("(float x, float g, float h) => (float y) { n = RMSNormalization(x) m = Mul(n, g) y = Add(m, h) }"),
+    },
+  ),
+  "a flag that is none": WrongNorm("keeps_product is 2", {**GIVEN, "keeps_product": 2}),
+  "another algorithm": WrongNorm("'algorithm'", {**GIVEN, "algorithm": "own"}),
+  "lengths that disagree": WrongNorm("A's last length must be K, 6", GIVEN, shapes=((2, 5, 7), (6, 8), (8,))),
+  "gamma of another length": WrongNorm("('g')", GIVEN, shapes=((2, 5, 6), (6, 8), (7,))),
+}
+
+
+@parametrize("name", WRONG_NORMS)
+def test_a_wrong_norm_is_refused(name):
+  assert_refused(WRONG_NORMS[name], "FusedMatMulNorm")
 
 
 @parametrize("name", WRONG)

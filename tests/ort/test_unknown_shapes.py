@@ -29,6 +29,13 @@ NODES = {
     {"kernel_shape": [3, 3], "gradients": "dX", "operands": "X W", "program": "(float dz) => (float dz) {}"},
   ),
   "FusedMatMul": ([IMAGE, (5, 4), (4,)], {"program": CONV["program"]}),
+  "FusedMatMulNorm": (
+    [IMAGE, (5, 4), (4,)],
+    {
+      "program": "(float c) => (float c) {}",
+      "norm": CONV["program"].replace("Add(x, b)", "Mul(n, b)").replace("{", "{ n = RMSNormalization(x)"),
+    },
+  ),
   "FusedPool": ([IMAGE], {"kind": "max", "kernel_shape": [2, 2], "pads": [1, 1, 1, 1]}),
   "FusedResize": ([IMAGE], {"sizes": [7, 8], "mode": "linear"}),
   "FusedAttention": (

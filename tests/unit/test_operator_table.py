@@ -43,6 +43,7 @@ CASES = {
   "FusedPool": pool_cases,
   "FusedResize": pool_cases,
   "FusedMatMul": matmul_cases,
+  "FusedMatMulNorm": matmul_cases,
   "FusedAttention": attention_cases,
   "FusedTranspose": transpose_cases,
   "FusedLSTM": lstm_cases,
@@ -64,6 +65,7 @@ DTYPES = {
   "FusedPool": FLOATING | {np.dtype("int8"), np.dtype("uint8")},
   "FusedResize": FLOATING | {np.dtype("int8"), np.dtype("uint8"), np.dtype("int32")},
   "FusedMatMul": FLOATING,
+  "FusedMatMulNorm": FLOATING,
   "FusedAttention": FLOATING | {np.dtype(bool)},
   "FusedTranspose": MOVED,
   "FusedLSTM": FLOATING - {np.dtype("float64")},
@@ -75,6 +77,7 @@ LIBRARIES = {
   "FusedConvTranspose": "ops/conv/conv_cuda.h",  # FusedConv's kernel
   "ConvGrad": "runtime/cudnn/cudnn.h",
   "FusedMatMul": "ops/conv/conv_cuda.h",  # the engines of convolutions
+  "FusedMatMulNorm": "ops/conv/engines/gemm.h",
 }
 
 # The kernel's file, where an operator has none of its stem because it has several engines.
@@ -164,7 +167,7 @@ def test_it_has_native_kernels_for_both_providers(operator):
   A family may share what makes its rows: `const Operator kName = MakeOperator<...>("Name");`.
   """
   stem = stem_of(operator)
-  source = native(f"ops/{stem}/{stem}.cc")
+  source = native_of(operator, f"{stem}*.cc")
   own = re.search(rf"const Operator k{operator.name} = \{{\n(.*?)\n\}};", source, re.DOTALL)
   made = re.search(rf'const Operator k{operator.name} = (\w+)<[^>]+>\("{operator.name}"\);', source)
   assert own is not None or made is not None, f"{stem}.cc does not define k{operator.name}"
@@ -182,7 +185,7 @@ def test_it_has_native_kernels_for_both_providers(operator):
   assert cpu is not None, f"k{operator.name} has no CPU kernel"
   assert cuda is not None, f"k{operator.name} has no CUDA kernel"
   assert re.search(rf"\b{cpu[1]}\b[^;]*\{{", native_of(operator, f"{stem}*.cc")), f"{cpu[1]} is not defined"
-  assert re.search(rf"> {cuda[1]}\([^;{{]*const NodeInfo& info\) \{{", native(f"ops/{stem}/{stem}_cuda.cc")), (
+  assert re.search(rf"> {cuda[1]}\([^;{{]*const NodeInfo& info\) \{{", native_of(operator, "*_cuda.cc")), (
     f"{stem}_cuda.cc does not define {cuda[1]}"
   )
   if operator.name in LIBRARIES:

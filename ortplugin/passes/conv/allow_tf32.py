@@ -15,6 +15,7 @@ ABSENT = {
   "FusedConv": None,
   "FusedConvTranspose": None,
   "FusedMatMul": None,
+  "FusedMatMulNorm": None,
   "FusedAttention": None,
   "FusedLSTM": None,
   "ConvGrad": 0,

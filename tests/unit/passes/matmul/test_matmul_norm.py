@@ -1,0 +1,41 @@
+"""Products with the norm of their rows behind them."""
+
+from matmul_helpers import weighted
+from onnx_models import all_attributes, nodes_of, op_types, parametrize
+from pass_helpers import assert_same_outputs, run_pass
+
+from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, MATMUL_EPILOGUE, MATMUL_NORM, MATMUL_TO_FUSED
+
+BEFORE = (FUSE_LAYER_NORM, MATMUL_TO_FUSED, MATMUL_EPILOGUE)
+LAYER = "y = LayerNormalization<axis=-1, epsilon=1e-5>({v}, g, h)"
+
+
+def graph(nodes, y="f[N,M,64] y", width=64, **weights):
+  text = f"g (f[N,M,8] x, f[N,M,{width}] r) => ({y}) {{ c = MatMul(x, w)  v = Add(c, r)  {nodes} }}"
+  return weighted(text, {"w": (8, width), "g": (width,), "h": (width,), **weights}, opset=17)
+
+
+@parametrize("nodes, y, keeps", [
+  (LAYER.format(v="v"), "f[N,M,64] y", 0),
+  (LAYER.format(v="v") + "  z = Softmax(v)", "f[N,M,64] y, f[N,M,64] z", 1),
+  (LAYER.format(v="v"), "f[N,M,64] v, f[N,M,64] y", 1),
+])  # fmt: skip
+def test_a_product_and_its_norm_are_one_node(nodes, y, keeps):
+  original = graph(nodes, y)
+  before, _ = run_pass(original, *BEFORE)
+  optimized, _ = run_pass(before, MATMUL_NORM)
+  (node,) = nodes_of(optimized, "FusedMatMulNorm")
+  assert all_attributes(node)["keeps_product"] == keeps
+  assert not {"FusedMatMul", "FusedLayerNorm"} & set(op_types(optimized))
+  assert_same_outputs(original, optimized)
+
+
+@parametrize("nodes, width, reason", [
+  ("y = LayerNormalization<axis=-2>(v, g, h)", 64, "not over the last axis"),
+  (LAYER.format(v="v"), 40, "no multiple of 32"),
+  (LAYER.format(v="v"), 4096, "up to 2048"),
+])  # fmt: skip
+def test_stays(nodes, width, reason):
+  before, _ = run_pass(graph(nodes, f"f[N,M,{width}] y", width), *BEFORE)
+  _, result = run_pass(before, MATMUL_NORM, changes=0)
+  assert any(reason in miss.reason for miss in result.near_misses), result.near_misses
