@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -32,8 +33,7 @@ constexpr int64_t kMostParts = 8;  // of the slots; each reads all indices
 constexpr int64_t kBlock = 1024;  // units whose slots are found at once
 
 // Calls body(first, last) for ranges of at most `each` that make up [0, count). Returns how many ran at once.
-template <typename Body>
-int InParallel(Run& run, int64_t count, int64_t each, const Body& body) {
+int InParallel(Run& run, int64_t count, int64_t each, const std::function<void(int64_t, int64_t)>& body) {
   const int64_t pieces = DivideUp(count, each);
   if (pieces <= 1) {
     body(int64_t{0}, count);
@@ -185,8 +185,7 @@ class Blocks {
 
   // Calls body(unit, count, slots) for the blocks of [first, last); `first` is a multiple of length(). False where an
   // index is out of range.
-  template <typename Body>
-  bool ForEach(int64_t first, int64_t last, const Body& body) const {
+  bool ForEach(int64_t first, int64_t last, const std::function<void(int64_t, int64_t, const int64_t*)>& body) const {
     int64_t slots[kBlock];
     for (int64_t unit = first; unit < last;) {
       const int64_t left = even_ == 0 ? last : even_ - unit % even_;
@@ -201,9 +200,8 @@ class Blocks {
   }
 
  private:
-  // Not inlined: there are hundreds of bodies, and it is called once for a block.
   template <typename Index>
-  [[gnu::noinline]] bool Find(int64_t unit, int64_t count, int64_t* slots) const {
+  bool Find(int64_t unit, int64_t count, int64_t* slots) const {
     const Index* from = static_cast<const Index*>(indices_.data) + SumAt(fit_.index, unit);
     const int64_t first_item = SumAt(fit_.base, unit), step = is_even_ ? fit_.index[0].stride : 0;
     if (!is_even_)
@@ -259,11 +257,20 @@ template <typename Index>
 // ---- units of one slot, linked
 
 // For each unit the next one of its slot, or -1, and whether it is the first of them.
-template <typename Id>
 class Links {
  public:
-  explicit Links(const HostVector<int64_t>& slots) : next_(slots.size()), is_first_(slots.size(), 1) {
+  explicit Links(const HostVector<int64_t>& slots) : is_first_(slots.size(), 1) {
+    slots.size() <= size_t{std::numeric_limits<int32_t>::max()} ? Find(slots, &next_) : Find(slots, &far_next_);
+  }
+
+  bool IsFirst(int64_t unit) const { return is_first_[At(unit)] != 0; }
+  int64_t Next(int64_t unit) const { return far_next_.empty() ? next_[At(unit)] : far_next_[At(unit)]; }
+
+ private:
+  template <typename Id>
+  void Find(const HostVector<int64_t>& slots, HostVector<Id>* next) {
     const auto units = static_cast<int64_t>(slots.size());
+    next->resize(slots.size());
     // A hash table of each slot's last unit so far, at most half full.
     int bits = 1;
     while ((int64_t{1} << bits) < 2 * units) ++bits;
@@ -273,20 +280,17 @@ class Links {
       size_t place = static_cast<size_t>(static_cast<uint64_t>(slot) * 0x9e3779b97f4a7c15u >> (64 - bits));
       while (last[place] >= 0 && slots[At(last[place])] != slot) place = (place + 1) & (last.size() - 1);
       if (last[place] >= 0) {
-        next_[At(last[place])] = static_cast<Id>(unit);
+        (*next)[At(last[place])] = static_cast<Id>(unit);
         is_first_[At(unit)] = 0;
       }
-      next_[At(unit)] = -1;
+      (*next)[At(unit)] = -1;
       last[place] = static_cast<Id>(unit);
     }
   }
 
-  bool IsFirst(int64_t unit) const { return is_first_[At(unit)] != 0; }
-  int64_t Next(int64_t unit) const { return next_[At(unit)]; }
-
- private:
   static size_t At(int64_t unit) { return static_cast<size_t>(unit); }
-  HostVector<Id> next_;
+  HostVector<int32_t> next_;
+  HostVector<int64_t> far_next_;
   HostVector<uint8_t> is_first_;
 };
 
@@ -307,13 +311,6 @@ struct Work {
   std::optional<Blocks> blocks = std::nullopt;  // of the indices
 };
 
-// Calls body(indices), a pointer of their type.
-template <typename Body>
-void WithIndices(const Work& work, const Body& body) {
-  if (work.indices.type == ort::kInt32) return body(static_cast<const int32_t*>(work.indices.data));
-  body(static_cast<const int64_t*>(work.indices.data));
-}
-
 void CheckStarts(Work& work, const Shape& updates) {
   const auto* starts = static_cast<const int64_t*>(work.indices.data);
   for (size_t c = 0; c < work.attributes.axes.size(); ++c) {
@@ -330,25 +327,41 @@ void CheckStarts(Work& work, const Shape& updates) {
 }
 
 void CheckIndices(Work& work, const Shape& shape) {
-  WithIndices(work, [&](const auto* indices) {
-    std::atomic<bool> valid{true};
-    const Blocks& blocks = work.blocks.emplace(work.fit, work.indices);
-    const int64_t each = kTaskUnits / blocks.length() * blocks.length();
-    work.threads = InParallel(work.run, work.fit.units, each, [&](int64_t first, int64_t last) {
-      if (!blocks.ForEach(first, last, [](int64_t, int64_t, const int64_t*) {})) valid = false;
-    });
-    if (valid) return;
-    const auto rank = static_cast<int64_t>(work.fit.shape.size());
-    const int64_t axis = work.attributes.axis < 0 ? work.attributes.axis + rank : work.attributes.axis;
-    FailOnIndex(work.fit, indices, shape, work.attributes.kind == ScatterKind::kElements ? axis : 0);
+  std::atomic<bool> valid{true};
+  const Blocks& blocks = work.blocks.emplace(work.fit, work.indices);
+  const int64_t each = kTaskUnits / blocks.length() * blocks.length();
+  work.threads = InParallel(work.run, work.fit.units, each, [&](int64_t first, int64_t last) {
+    if (!blocks.ForEach(first, last, [](int64_t, int64_t, const int64_t*) {})) valid = false;
   });
+  if (valid) return;
+  const auto rank = static_cast<int64_t>(work.fit.shape.size());
+  const int64_t axis = work.attributes.axis < 0 ? work.attributes.axis + rank : work.attributes.axis;
+  const int64_t first_axis = work.attributes.kind == ScatterKind::kElements ? axis : 0;
+  if (work.indices.type == ort::kInt32)
+    FailOnIndex(work.fit, static_cast<const int32_t*>(work.indices.data), shape, first_axis);
+  FailOnIndex(work.fit, static_cast<const int64_t*>(work.indices.data), shape, first_axis);
+}
+
+template <int64_t size>
+void CopyElements(char* to, const char* from, int64_t count, int64_t to_step, int64_t from_step) {
+  for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, size);
+}
+
+auto CopyElementsOf(int64_t size) {
+  switch (size) {
+    case 1: return CopyElements<1>;
+    case 2: return CopyElements<2>;
+    case 4: return CopyElements<4>;
+    case 8: return CopyElements<8>;
+    default: return CopyElements<16>;
+  }
 }
 
 // A strided copy, run by run.
-template <int64_t size>
 void WriteSlice(Work& work) {
   const ScatterShape& fit = work.fit;
-  const int64_t bytes = fit.width * size;
+  const int64_t size = work.size, bytes = fit.width * size;
+  const auto copy_elements = CopyElementsOf(size);
   std::vector<Term> terms = fit.base;
   char* first_item = work.out;
   for (size_t c = 0; c < fit.components.size(); ++c) {
@@ -377,7 +390,7 @@ void WriteSlice(Work& work) {
       if (to_step == bytes && from_step == bytes) {  // one after another on both sides
         std::memcpy(to, from, static_cast<size_t>(bytes * count));
       } else if (fit.width == 1) {
-        for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, size);
+        copy_elements(to, from, count, to_step, from_step);
       } else {
         for (int64_t i = 0; i < count; ++i)
           std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(bytes));
@@ -386,96 +399,148 @@ void WriteSlice(Work& work) {
   });
 }
 
-void WriteSlice(Work& work) {
-  switch (work.size) {
-    case 1: return WriteSlice<1>(work);
-    case 2: return WriteSlice<2>(work);
-    case 4: return WriteSlice<4>(work);
-    case 8: return WriteSlice<8>(work);
-    default: return WriteSlice<16>(work);
+// Units that are applied one after another.
+struct Units {
+  void* out;
+  const void* updates;
+  int64_t size, width;  // bytes of an element, elements of a unit
+  uint8_t* met = nullptr;  // for each element of `out` whether it had an update
+  int64_t column = 0, columns = width;  // what is applied of each
+  int64_t first = 0, count = 0;  // a block's
+  const int64_t* slots = nullptr;  // theirs
+  const int32_t* chosen = nullptr;  // these of the block, `count` of them; null: all
+};
+using Apply = void(const Units&);
+
+// Calls apply(place in out, place in updates, elements) for each.
+template <typename Body>
+ORTPLUGIN_INLINE void ForUnits(const Units& units, const Body& body) {
+  const int64_t count = units.count, width = units.width, columns = units.columns;
+  const int64_t to = units.column, from = units.first * width + to;
+  const int64_t* slots = units.slots;
+  const int32_t* chosen = units.chosen;
+  if (width == 1 && chosen == nullptr) {
+    for (int64_t i = 0; i < count; ++i) body(slots[i], from + i, 1);
+  } else if (width == 1) {
+    for (int64_t j = 0; j < count; ++j) body(slots[chosen[j]], from + chosen[j], 1);
+  } else if (chosen == nullptr) {
+    for (int64_t i = 0; i < count; ++i) body(to + slots[i] * width, from + i * width, columns);
+  } else {
+    for (int64_t j = 0; j < count; ++j) body(to + slots[chosen[j]] * width, from + chosen[j] * width, columns);
   }
 }
 
-template <typename T, typename Apply>
-void ByColumns(Work& work, const Apply& apply) {
-  auto* out = reinterpret_cast<T*>(work.out);
-  const auto* updates = reinterpret_cast<const T*>(work.updates);
-  const int64_t width = work.fit.width, size = static_cast<int64_t>(sizeof(T)), least = kPieceBytes / size;
-  const int64_t tasks = std::max<int64_t>(1, work.fit.units * width * size / kTaskBytes);
+void ByColumns(Work& work, const Units& all, Apply* apply) {
+  const int64_t width = work.fit.width, least = kPieceBytes / work.size;
+  const int64_t tasks = std::max<int64_t>(1, work.fit.units * width * work.size / kTaskBytes);
   const int64_t each = RoundUp(std::max(least, DivideUp(width, tasks)), least);
   InParallel(work.run, width, each, [&](int64_t first, int64_t last) {
+    Units units = all;
+    units.column = first;
+    units.columns = last - first;
     const bool valid = work.blocks->ForEach(0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-      for (int64_t i = 0; i < count; ++i)
-        apply(out + slots[i] * width + first, updates + (unit + i) * width + first, last - first);
+      units.first = unit;
+      units.count = count;
+      units.slots = slots;
+      apply(units);
     });
     if (!valid) FailOnChange();
   });
 }
 
-template <typename T, typename Apply>
-void BySlots(Work& work, const Apply& apply) {
-  auto* out = reinterpret_cast<T*>(work.out);
-  const auto* updates = reinterpret_cast<const T*>(work.updates);
-  const int64_t width = work.fit.width, slots_in_all = work.fit.slots;
+void BySlots(Work& work, const Units& all, Apply* apply) {
+  const int64_t slots_in_all = work.fit.slots;
   const int64_t parts = std::min(kMostParts, static_cast<int64_t>(work.threads));
   const int64_t each = DivideUp(slots_in_all, parts);
   InParallel(work.run, slots_in_all, each, [&](int64_t first, int64_t last) {
+    Units units = all;
     const bool valid = work.blocks->ForEach(0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-      const T* from = updates + unit * width;
-      if (each >= slots_in_all) {
-        for (int64_t i = 0; i < count; ++i) apply(out + slots[i] * width, from + i * width, width);
-        return;
-      }
+      units.first = unit;
+      units.count = count;
+      units.slots = slots;
+      if (each >= slots_in_all) return apply(units);
       int32_t chosen[kBlock];  // without a branch, which nobody could predict
       int64_t found = 0;
       for (int64_t i = 0; i < count; ++i) {
         chosen[found] = static_cast<int32_t>(i);
         found += static_cast<uint64_t>(slots[i] - first) < static_cast<uint64_t>(last - first);
       }
-      for (int64_t j = 0; j < found; ++j) apply(out + slots[chosen[j]] * width, from + chosen[j] * width, width);
+      units.count = found;
+      units.chosen = chosen;
+      apply(units);
     });
     if (!valid) FailOnChange();
   });
 }
 
-// Calls apply(output, update, elements) such that every element meets its updates in order.
-template <typename T, typename Apply>
-void InOrder(Work& work, const Apply& apply) {
-  work.fit.width* work.size >= kWideBytes ? ByColumns<T>(work, apply) : BySlots<T>(work, apply);
+// Applies all units such that every element meets its updates in order.
+void InOrder(Work& work, const Units& all, Apply* apply) {
+  work.fit.width* work.size >= kWideBytes ? ByColumns(work, all, apply) : BySlots(work, all, apply);
 }
+
+Units UnitsOf(const Work& work) { return {work.out, work.updates, work.size, work.fit.width}; }
 
 template <typename T>
-void Assign(Work& work) {
-  if (work.fit.width == 1) return BySlots<T>(work, [](T* out, const T* update, int64_t) { *out = *update; });
-  InOrder<T>(work,
-    [](T* out, const T* update, int64_t count) { std::memcpy(out, update, static_cast<size_t>(count) * sizeof(T)); });
+void AssignElements(const Units& units) {
+  auto* out = static_cast<T*>(units.out);
+  const auto* updates = static_cast<const T*>(units.updates);
+  ForUnits(units, [&](int64_t to, int64_t from, int64_t) { out[to] = updates[from]; });
 }
 
-void Assign(Work& work) {
+void AssignRows(const Units& units) {
+  auto* out = static_cast<char*>(units.out);
+  const auto* updates = static_cast<const char*>(units.updates);
+  const int64_t size = units.size;
+  ForUnits(units, [&](int64_t to, int64_t from, int64_t count) {
+    std::memcpy(out + to * size, updates + from * size, static_cast<size_t>(count * size));
+  });
+}
+
+Apply* AssignmentOf(const Work& work) {
+  struct Complex {
+    uint64_t parts[2];
+  };
+  if (work.fit.width > 1) return AssignRows;
   switch (work.size) {
-    case 1: return Assign<uint8_t>(work);
-    case 2: return Assign<uint16_t>(work);
-    case 4: return Assign<uint32_t>(work);
-    case 8: return Assign<uint64_t>(work);
-    default: struct Complex { uint64_t parts[2];
-      };
-      return Assign<Complex>(work);
+    case 1: return AssignElements<uint8_t>;
+    case 2: return AssignElements<uint16_t>;
+    case 4: return AssignElements<uint32_t>;
+    case 8: return AssignElements<uint64_t>;
+    default: return AssignElements<Complex>;
   }
 }
 
 template <typename T, Reduction reduction>
-void ReduceInOrder(Work& work) {
-  const auto fold = [](T* out, const T* update) {
-    *out = Precise<T>::Store(Fold<reduction>(Precise<T>::Load(*out), Precise<T>::Load(*update)));
-  };
-  if (work.fit.width == 1) return BySlots<T>(work, [&](T* out, const T* update, int64_t) { fold(out, update); });
-  InOrder<T>(work, [&](T* out, const T* update, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) fold(out + j, update + j);
+void FoldUnits(const Units& units) {
+  auto* out = static_cast<T*>(units.out);
+  const auto* updates = static_cast<const T*>(units.updates);
+  ForUnits(units, [&](int64_t to, int64_t from, int64_t count) {
+    for (int64_t j = 0; j < count; ++j)
+      out[to + j] =
+        Precise<T>::Store(Fold<reduction>(Precise<T>::Load(out[to + j]), Precise<T>::Load(updates[from + j])));
   });
 }
 
 template <typename T, Reduction reduction>
-void ReduceInCopy(Work& work) {
+void ReduceInOrder(Work& work) {
+  InOrder(work, UnitsOf(work), FoldUnits<T, reduction>);
+}
+
+template <typename T, Reduction reduction>
+void FoldUnitsInFloat(const Units& units) {
+  auto* out = static_cast<float*>(units.out);
+  const auto* updates = static_cast<const T*>(units.updates);
+  uint8_t* met = units.met;
+  ForUnits(units, [&](int64_t to, int64_t from, int64_t count) {
+    for (int64_t j = 0; j < count; ++j) {
+      out[to + j] = Fold<reduction>(out[to + j], Precise<T>::Load(updates[from + j]));
+      met[to + j] = 1;
+    }
+  });
+}
+
+template <typename T>
+void ReduceInCopy(Work& work, Apply* fold) {
   auto* out = reinterpret_cast<T*>(work.out);
   const auto elements = static_cast<size_t>(work.fit.elements);
   HostVector<float> folded(elements);
@@ -483,22 +548,18 @@ void ReduceInCopy(Work& work) {
   InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) folded[static_cast<size_t>(i)] = Precise<T>::Load(out[i]);
   });
-  InOrder<T>(work, [&](T* to, const T* update, int64_t count) {
-    float* sums = folded.data() + (to - out);
-    uint8_t* met = is_met.data() + (to - out);
-    for (int64_t j = 0; j < count; ++j) {
-      sums[j] = Fold<reduction>(sums[j], Precise<T>::Load(update[j]));
-      met[j] = 1;
-    }
-  });
+  Units units = UnitsOf(work);
+  units.out = folded.data();
+  units.met = is_met.data();
+  InOrder(work, units, fold);
   InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i)
       if (is_met[static_cast<size_t>(i)]) out[i] = Precise<T>::Store(folded[static_cast<size_t>(i)]);
   });
 }
 
-template <typename T, Reduction reduction, typename AnyLinks>
-void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const AnyLinks& links) {
+template <typename T, Reduction reduction>
+void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const Links& links) {
   auto* out = reinterpret_cast<T*>(work.out);
   const auto* updates = reinterpret_cast<const T*>(work.updates);
   constexpr int64_t kColumns = 512;
@@ -526,15 +587,13 @@ template <typename T, Reduction reduction>
 void ReduceInFloat(Work& work) {
   const int64_t units = work.fit.units;
   if (work.attributes.unique || units == 1) return ReduceInOrder<T, reduction>(work);
-  if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T, reduction>(work);
+  if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T>(work, FoldUnitsInFloat<T, reduction>);
   HostVector<int64_t> slots(static_cast<size_t>(units));
   const auto keep = [&](int64_t unit, int64_t count, const int64_t* found) {
     std::copy(found, found + count, slots.begin() + unit);
   };
   if (!work.blocks->ForEach(0, units, keep)) FailOnChange();
-  if (units <= std::numeric_limits<int32_t>::max())
-    return ReduceLinked<T, reduction>(work, slots, Links<int32_t>(slots));
-  ReduceLinked<T, reduction>(work, slots, Links<int64_t>(slots));
+  ReduceLinked<T, reduction>(work, slots, Links(slots));
 }
 
 template <typename T, Reduction reduction>
@@ -618,7 +677,7 @@ class CpuScatter : public Kernel {
     }
     if (fit.is_empty()) return;
     if (is_slice) return WriteSlice(work);
-    is_replacing ? Assign(work) : Reduce(work);
+    is_replacing ? InOrder(work, UnitsOf(work), AssignmentOf(work)) : Reduce(work);
   }
 
  private:
