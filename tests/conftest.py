@@ -103,12 +103,12 @@ def idle_threads_sleep():
 
   make = onnxruntime.InferenceSession.__init__
 
-  def make_without_spinning(session, path_or_bytes, sess_options=None, *rest, **named):
+  def without_spinning(self, path_or_bytes, sess_options=None, *rest, **named):
     options = sess_options or onnxruntime.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    make(session, path_or_bytes, options, *rest, **named)
+    make(self, path_or_bytes, options, *rest, **named)
 
-  onnxruntime.InferenceSession.__init__ = make_without_spinning
+  onnxruntime.InferenceSession.__init__ = without_spinning
 
 
 @pytest.fixture

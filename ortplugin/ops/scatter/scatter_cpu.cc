@@ -162,6 +162,11 @@ ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int
   return !bad;
 }
 
+struct Block {
+  int64_t first, count;  // units
+  const int64_t* slots;  // theirs
+};
+
 // The units of a run, cut into blocks that all look alike: a block starts where the terms that step or wrap within it
 // start anew, and ends before the others do. So what a block's units add to the sum at its start is known beforehand.
 class Blocks {
@@ -183,9 +188,9 @@ class Blocks {
 
   int64_t length() const { return length_; }  // of a block, in units, at most; all blocks start at its multiples
 
-  // Calls body(unit, count, slots) for the blocks of [first, last); `first` is a multiple of length(). False where an
+  // Calls body for the blocks of [first, last); `first` is a multiple of length(). False where an
   // index is out of range.
-  bool ForEach(int64_t first, int64_t last, const std::function<void(int64_t, int64_t, const int64_t*)>& body) const {
+  bool ForEach(int64_t first, int64_t last, const std::function<void(const Block&)>& body) const {
     int64_t slots[kBlock];
     for (int64_t unit = first; unit < last;) {
       const int64_t left = even_ == 0 ? last : even_ - unit % even_;
@@ -193,7 +198,7 @@ class Blocks {
       const bool found =
         indices_.type == ort::kInt32 ? Find<int32_t>(unit, count, slots) : Find<int64_t>(unit, count, slots);
       if (!found) return false;
-      body(unit, count, slots);
+      body({unit, count, slots});
       unit += count;
     }
     return true;
@@ -257,20 +262,11 @@ template <typename Index>
 // ---- units of one slot, linked
 
 // For each unit the next one of its slot, or -1, and whether it is the first of them.
+template <typename Id>
 class Links {
  public:
-  explicit Links(const HostVector<int64_t>& slots) : is_first_(slots.size(), 1) {
-    slots.size() <= size_t{std::numeric_limits<int32_t>::max()} ? Find(slots, &next_) : Find(slots, &far_next_);
-  }
-
-  bool IsFirst(int64_t unit) const { return is_first_[At(unit)] != 0; }
-  int64_t Next(int64_t unit) const { return far_next_.empty() ? next_[At(unit)] : far_next_[At(unit)]; }
-
- private:
-  template <typename Id>
-  void Find(const HostVector<int64_t>& slots, HostVector<Id>* next) {
+  explicit Links(const HostVector<int64_t>& slots) : next_(slots.size()), is_first_(slots.size(), 1) {
     const auto units = static_cast<int64_t>(slots.size());
-    next->resize(slots.size());
     // A hash table of each slot's last unit so far, at most half full.
     int bits = 1;
     while ((int64_t{1} << bits) < 2 * units) ++bits;
@@ -280,17 +276,20 @@ class Links {
       size_t place = static_cast<size_t>(static_cast<uint64_t>(slot) * 0x9e3779b97f4a7c15u >> (64 - bits));
       while (last[place] >= 0 && slots[At(last[place])] != slot) place = (place + 1) & (last.size() - 1);
       if (last[place] >= 0) {
-        (*next)[At(last[place])] = static_cast<Id>(unit);
+        next_[At(last[place])] = static_cast<Id>(unit);
         is_first_[At(unit)] = 0;
       }
-      (*next)[At(unit)] = -1;
+      next_[At(unit)] = -1;
       last[place] = static_cast<Id>(unit);
     }
   }
 
+  bool IsFirst(int64_t unit) const { return is_first_[At(unit)] != 0; }
+  int64_t Next(int64_t unit) const { return next_[At(unit)]; }
+
+ private:
   static size_t At(int64_t unit) { return static_cast<size_t>(unit); }
-  HostVector<int32_t> next_;
-  HostVector<int64_t> far_next_;
+  HostVector<Id> next_;
   HostVector<uint8_t> is_first_;
 };
 
@@ -331,7 +330,7 @@ void CheckIndices(Work& work, const Shape& shape) {
   const Blocks& blocks = work.blocks.emplace(work.fit, work.indices);
   const int64_t each = kTaskUnits / blocks.length() * blocks.length();
   work.threads = InParallel(work.run, work.fit.units, each, [&](int64_t first, int64_t last) {
-    if (!blocks.ForEach(first, last, [](int64_t, int64_t, const int64_t*) {})) valid = false;
+    if (!blocks.ForEach(first, last, [](const Block&) {})) valid = false;
   });
   if (valid) return;
   const auto rank = static_cast<int64_t>(work.fit.shape.size());
@@ -342,26 +341,11 @@ void CheckIndices(Work& work, const Shape& shape) {
   FailOnIndex(work.fit, static_cast<const int64_t*>(work.indices.data), shape, first_axis);
 }
 
-template <int64_t size>
-void CopyElements(char* to, const char* from, int64_t count, int64_t to_step, int64_t from_step) {
-  for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, size);
-}
-
-auto CopyElementsOf(int64_t size) {
-  switch (size) {
-    case 1: return CopyElements<1>;
-    case 2: return CopyElements<2>;
-    case 4: return CopyElements<4>;
-    case 8: return CopyElements<8>;
-    default: return CopyElements<16>;
-  }
-}
-
 // A strided copy, run by run.
+template <int64_t size>
 void WriteSlice(Work& work) {
   const ScatterShape& fit = work.fit;
-  const int64_t size = work.size, bytes = fit.width * size;
-  const auto copy_elements = CopyElementsOf(size);
+  const int64_t bytes = fit.width * size;
   std::vector<Term> terms = fit.base;
   char* first_item = work.out;
   for (size_t c = 0; c < fit.components.size(); ++c) {
@@ -390,13 +374,23 @@ void WriteSlice(Work& work) {
       if (to_step == bytes && from_step == bytes) {  // one after another on both sides
         std::memcpy(to, from, static_cast<size_t>(bytes * count));
       } else if (fit.width == 1) {
-        copy_elements(to, from, count, to_step, from_step);
+        for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, size);
       } else {
         for (int64_t i = 0; i < count; ++i)
           std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(bytes));
       }
     }
   });
+}
+
+void WriteSlice(Work& work) {
+  switch (work.size) {
+    case 1: return WriteSlice<1>(work);
+    case 2: return WriteSlice<2>(work);
+    case 4: return WriteSlice<4>(work);
+    case 8: return WriteSlice<8>(work);
+    default: return WriteSlice<16>(work);
+  }
 }
 
 // Units that are applied one after another.
@@ -406,8 +400,7 @@ struct Units {
   int64_t size, width;  // bytes of an element, elements of a unit
   uint8_t* met = nullptr;  // for each element of `out` whether it had an update
   int64_t column = 0, columns = width;  // what is applied of each
-  int64_t first = 0, count = 0;  // a block's
-  const int64_t* slots = nullptr;  // theirs
+  Block block = {};
   const int32_t* chosen = nullptr;  // these of the block, `count` of them; null: all
 };
 using Apply = void(const Units&);
@@ -415,9 +408,9 @@ using Apply = void(const Units&);
 // Calls apply(place in out, place in updates, elements) for each.
 template <typename Body>
 ORTPLUGIN_INLINE void ForUnits(const Units& units, const Body& body) {
-  const int64_t count = units.count, width = units.width, columns = units.columns;
-  const int64_t to = units.column, from = units.first * width + to;
-  const int64_t* slots = units.slots;
+  const int64_t count = units.block.count, width = units.width, columns = units.columns;
+  const int64_t to = units.column, from = units.block.first * width + to;
+  const int64_t* slots = units.block.slots;
   const int32_t* chosen = units.chosen;
   if (width == 1 && chosen == nullptr) {
     for (int64_t i = 0; i < count; ++i) body(slots[i], from + i, 1);
@@ -438,10 +431,8 @@ void ByColumns(Work& work, const Units& all, Apply* apply) {
     Units units = all;
     units.column = first;
     units.columns = last - first;
-    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-      units.first = unit;
-      units.count = count;
-      units.slots = slots;
+    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](const Block& block) {
+      units.block = block;
       apply(units);
     });
     if (!valid) FailOnChange();
@@ -454,18 +445,16 @@ void BySlots(Work& work, const Units& all, Apply* apply) {
   const int64_t each = DivideUp(slots_in_all, parts);
   InParallel(work.run, slots_in_all, each, [&](int64_t first, int64_t last) {
     Units units = all;
-    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-      units.first = unit;
-      units.count = count;
-      units.slots = slots;
+    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](const Block& block) {
+      units.block = block;
       if (each >= slots_in_all) return apply(units);
       int32_t chosen[kBlock];  // without a branch, which nobody could predict
       int64_t found = 0;
-      for (int64_t i = 0; i < count; ++i) {
+      for (int64_t i = 0; i < block.count; ++i) {
         chosen[found] = static_cast<int32_t>(i);
-        found += static_cast<uint64_t>(slots[i] - first) < static_cast<uint64_t>(last - first);
+        found += static_cast<uint64_t>(block.slots[i] - first) < static_cast<uint64_t>(last - first);
       }
-      units.count = found;
+      units.block.count = found;
       units.chosen = chosen;
       apply(units);
     });
@@ -510,33 +499,23 @@ Apply* AssignmentOf(const Work& work) {
   }
 }
 
-template <typename T, Reduction reduction>
+template <typename T, Reduction reduction, typename Out = T>
 void FoldUnits(const Units& units) {
-  auto* out = static_cast<T*>(units.out);
+  auto* out = static_cast<Out*>(units.out);
   const auto* updates = static_cast<const T*>(units.updates);
+  uint8_t* met = units.met;
   ForUnits(units, [&](int64_t to, int64_t from, int64_t count) {
-    for (int64_t j = 0; j < count; ++j)
-      out[to + j] =
-        Precise<T>::Store(Fold<reduction>(Precise<T>::Load(out[to + j]), Precise<T>::Load(updates[from + j])));
+    for (int64_t j = 0; j < count; ++j) {
+      Out& result = out[to + j];
+      result = Precise<Out>::Store(Fold<reduction>(Precise<Out>::Load(result), Precise<T>::Load(updates[from + j])));
+      if constexpr (!std::is_same_v<T, Out>) met[to + j] = 1;
+    }
   });
 }
 
 template <typename T, Reduction reduction>
 void ReduceInOrder(Work& work) {
   InOrder(work, UnitsOf(work), FoldUnits<T, reduction>);
-}
-
-template <typename T, Reduction reduction>
-void FoldUnitsInFloat(const Units& units) {
-  auto* out = static_cast<float*>(units.out);
-  const auto* updates = static_cast<const T*>(units.updates);
-  uint8_t* met = units.met;
-  ForUnits(units, [&](int64_t to, int64_t from, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) {
-      out[to + j] = Fold<reduction>(out[to + j], Precise<T>::Load(updates[from + j]));
-      met[to + j] = 1;
-    }
-  });
 }
 
 template <typename T>
@@ -558,8 +537,8 @@ void ReduceInCopy(Work& work, Apply* fold) {
   });
 }
 
-template <typename T, Reduction reduction>
-void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const Links& links) {
+template <typename T, Reduction reduction, typename AnyLinks>
+void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const AnyLinks& links) {
   auto* out = reinterpret_cast<T*>(work.out);
   const auto* updates = reinterpret_cast<const T*>(work.updates);
   constexpr int64_t kColumns = 512;
@@ -587,13 +566,15 @@ template <typename T, Reduction reduction>
 void ReduceInFloat(Work& work) {
   const int64_t units = work.fit.units;
   if (work.attributes.unique || units == 1) return ReduceInOrder<T, reduction>(work);
-  if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T>(work, FoldUnitsInFloat<T, reduction>);
+  if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T>(work, FoldUnits<T, reduction, float>);
   HostVector<int64_t> slots(static_cast<size_t>(units));
-  const auto keep = [&](int64_t unit, int64_t count, const int64_t* found) {
-    std::copy(found, found + count, slots.begin() + unit);
+  const auto keep = [&](const Block& found) {
+    std::copy(found.slots, found.slots + found.count, slots.begin() + found.first);
   };
   if (!work.blocks->ForEach(0, units, keep)) FailOnChange();
-  ReduceLinked<T, reduction>(work, slots, Links(slots));
+  if (units <= std::numeric_limits<int32_t>::max())
+    return ReduceLinked<T, reduction>(work, slots, Links<int32_t>(slots));
+  ReduceLinked<T, reduction>(work, slots, Links<int64_t>(slots));
 }
 
 template <typename T, Reduction reduction>
