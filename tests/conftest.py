@@ -96,6 +96,21 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line(f"ORTPLUGIN_SAMPLE: {config.stash.get(LEFT_OUT, 0)} cases are left to make test-all")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def idle_threads_sleep():
+  """ONNX Runtime's threads, too, which would spin on the core that another test has a use for."""
+  import onnxruntime
+
+  make = onnxruntime.InferenceSession.__init__
+
+  def without_spinning(self, path_or_bytes, sess_options=None, *rest, **named):
+    options = sess_options or onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    make(self, path_or_bytes, options, *rest, **named)
+
+  onnxruntime.InferenceSession.__init__ = without_spinning
+
+
 @pytest.fixture
 def rng(request):
   """A generator seeded by the test's name and parameters: the same numbers in every run and order."""

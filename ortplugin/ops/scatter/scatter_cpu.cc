@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -32,8 +33,7 @@ constexpr int64_t kMostParts = 8;  // of the slots; each reads all indices
 constexpr int64_t kBlock = 1024;  // units whose slots are found at once
 
 // Calls body(first, last) for ranges of at most `each` that make up [0, count). Returns how many ran at once.
-template <typename Body>
-int InParallel(Run& run, int64_t count, int64_t each, const Body& body) {
+int InParallel(Run& run, int64_t count, int64_t each, const std::function<void(int64_t, int64_t)>& body) {
   const int64_t pieces = DivideUp(count, each);
   if (pieces <= 1) {
     body(int64_t{0}, count);
@@ -162,6 +162,11 @@ ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int
   return !bad;
 }
 
+struct Block {
+  int64_t first, count;  // units
+  const int64_t* slots;  // theirs
+};
+
 // The units of a run, cut into blocks that all look alike: a block starts where the terms that step or wrap within it
 // start anew, and ends before the others do. So what a block's units add to the sum at its start is known beforehand.
 class Blocks {
@@ -183,10 +188,9 @@ class Blocks {
 
   int64_t length() const { return length_; }  // of a block, in units, at most; all blocks start at its multiples
 
-  // Calls body(unit, count, slots) for the blocks of [first, last); `first` is a multiple of length(). False where an
+  // Calls body for the blocks of [first, last); `first` is a multiple of length(). False where an
   // index is out of range.
-  template <typename Body>
-  bool ForEach(int64_t first, int64_t last, const Body& body) const {
+  bool ForEach(int64_t first, int64_t last, const std::function<void(const Block&)>& body) const {
     int64_t slots[kBlock];
     for (int64_t unit = first; unit < last;) {
       const int64_t left = even_ == 0 ? last : even_ - unit % even_;
@@ -194,16 +198,15 @@ class Blocks {
       const bool found =
         indices_.type == ort::kInt32 ? Find<int32_t>(unit, count, slots) : Find<int64_t>(unit, count, slots);
       if (!found) return false;
-      body(unit, count, slots);
+      body({unit, count, slots});
       unit += count;
     }
     return true;
   }
 
  private:
-  // Not inlined: there are hundreds of bodies, and it is called once for a block.
   template <typename Index>
-  [[gnu::noinline]] bool Find(int64_t unit, int64_t count, int64_t* slots) const {
+  bool Find(int64_t unit, int64_t count, int64_t* slots) const {
     const Index* from = static_cast<const Index*>(indices_.data) + SumAt(fit_.index, unit);
     const int64_t first_item = SumAt(fit_.base, unit), step = is_even_ ? fit_.index[0].stride : 0;
     if (!is_even_)
@@ -307,13 +310,6 @@ struct Work {
   std::optional<Blocks> blocks = std::nullopt;  // of the indices
 };
 
-// Calls body(indices), a pointer of their type.
-template <typename Body>
-void WithIndices(const Work& work, const Body& body) {
-  if (work.indices.type == ort::kInt32) return body(static_cast<const int32_t*>(work.indices.data));
-  body(static_cast<const int64_t*>(work.indices.data));
-}
-
 void CheckStarts(Work& work, const Shape& updates) {
   const auto* starts = static_cast<const int64_t*>(work.indices.data);
   for (size_t c = 0; c < work.attributes.axes.size(); ++c) {
@@ -330,18 +326,19 @@ void CheckStarts(Work& work, const Shape& updates) {
 }
 
 void CheckIndices(Work& work, const Shape& shape) {
-  WithIndices(work, [&](const auto* indices) {
-    std::atomic<bool> valid{true};
-    const Blocks& blocks = work.blocks.emplace(work.fit, work.indices);
-    const int64_t each = kTaskUnits / blocks.length() * blocks.length();
-    work.threads = InParallel(work.run, work.fit.units, each, [&](int64_t first, int64_t last) {
-      if (!blocks.ForEach(first, last, [](int64_t, int64_t, const int64_t*) {})) valid = false;
-    });
-    if (valid) return;
-    const auto rank = static_cast<int64_t>(work.fit.shape.size());
-    const int64_t axis = work.attributes.axis < 0 ? work.attributes.axis + rank : work.attributes.axis;
-    FailOnIndex(work.fit, indices, shape, work.attributes.kind == ScatterKind::kElements ? axis : 0);
+  std::atomic<bool> valid{true};
+  const Blocks& blocks = work.blocks.emplace(work.fit, work.indices);
+  const int64_t each = kTaskUnits / blocks.length() * blocks.length();
+  work.threads = InParallel(work.run, work.fit.units, each, [&](int64_t first, int64_t last) {
+    if (!blocks.ForEach(first, last, [](const Block&) {})) valid = false;
   });
+  if (valid) return;
+  const auto rank = static_cast<int64_t>(work.fit.shape.size());
+  const int64_t axis = work.attributes.axis < 0 ? work.attributes.axis + rank : work.attributes.axis;
+  const int64_t first_axis = work.attributes.kind == ScatterKind::kElements ? axis : 0;
+  if (work.indices.type == ort::kInt32)
+    FailOnIndex(work.fit, static_cast<const int32_t*>(work.indices.data), shape, first_axis);
+  FailOnIndex(work.fit, static_cast<const int64_t*>(work.indices.data), shape, first_axis);
 }
 
 // A strided copy, run by run.
@@ -396,86 +393,133 @@ void WriteSlice(Work& work) {
   }
 }
 
-template <typename T, typename Apply>
-void ByColumns(Work& work, const Apply& apply) {
-  auto* out = reinterpret_cast<T*>(work.out);
-  const auto* updates = reinterpret_cast<const T*>(work.updates);
-  const int64_t width = work.fit.width, size = static_cast<int64_t>(sizeof(T)), least = kPieceBytes / size;
-  const int64_t tasks = std::max<int64_t>(1, work.fit.units * width * size / kTaskBytes);
+// Units that are applied one after another.
+struct Units {
+  void* out;
+  const void* updates;
+  int64_t size, width;  // bytes of an element, elements of a unit
+  uint8_t* met = nullptr;  // for each element of `out` whether it had an update
+  int64_t column = 0, columns = width;  // what is applied of each
+  Block block = {};
+  const int32_t* chosen = nullptr;  // these of the block, `count` of them; null: all
+};
+using Apply = void(const Units&);
+
+// Calls apply(place in out, place in updates, elements) for each.
+template <typename Body>
+ORTPLUGIN_INLINE void ForUnits(const Units& units, const Body& body) {
+  const int64_t count = units.block.count, width = units.width, columns = units.columns;
+  const int64_t to = units.column, from = units.block.first * width + to;
+  const int64_t* slots = units.block.slots;
+  const int32_t* chosen = units.chosen;
+  if (width == 1 && chosen == nullptr) {
+    for (int64_t i = 0; i < count; ++i) body(slots[i], from + i, 1);
+  } else if (width == 1) {
+    for (int64_t j = 0; j < count; ++j) body(slots[chosen[j]], from + chosen[j], 1);
+  } else if (chosen == nullptr) {
+    for (int64_t i = 0; i < count; ++i) body(to + slots[i] * width, from + i * width, columns);
+  } else {
+    for (int64_t j = 0; j < count; ++j) body(to + slots[chosen[j]] * width, from + chosen[j] * width, columns);
+  }
+}
+
+void ByColumns(Work& work, const Units& all, Apply* apply) {
+  const int64_t width = work.fit.width, least = kPieceBytes / work.size;
+  const int64_t tasks = std::max<int64_t>(1, work.fit.units * width * work.size / kTaskBytes);
   const int64_t each = RoundUp(std::max(least, DivideUp(width, tasks)), least);
   InParallel(work.run, width, each, [&](int64_t first, int64_t last) {
-    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-      for (int64_t i = 0; i < count; ++i)
-        apply(out + slots[i] * width + first, updates + (unit + i) * width + first, last - first);
+    Units units = all;
+    units.column = first;
+    units.columns = last - first;
+    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](const Block& block) {
+      units.block = block;
+      apply(units);
     });
     if (!valid) FailOnChange();
   });
 }
 
-template <typename T, typename Apply>
-void BySlots(Work& work, const Apply& apply) {
-  auto* out = reinterpret_cast<T*>(work.out);
-  const auto* updates = reinterpret_cast<const T*>(work.updates);
-  const int64_t width = work.fit.width, slots_in_all = work.fit.slots;
+void BySlots(Work& work, const Units& all, Apply* apply) {
+  const int64_t slots_in_all = work.fit.slots;
   const int64_t parts = std::min(kMostParts, static_cast<int64_t>(work.threads));
   const int64_t each = DivideUp(slots_in_all, parts);
   InParallel(work.run, slots_in_all, each, [&](int64_t first, int64_t last) {
-    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-      const T* from = updates + unit * width;
-      if (each >= slots_in_all) {
-        for (int64_t i = 0; i < count; ++i) apply(out + slots[i] * width, from + i * width, width);
-        return;
-      }
+    Units units = all;
+    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](const Block& block) {
+      units.block = block;
+      if (each >= slots_in_all) return apply(units);
       int32_t chosen[kBlock];  // without a branch, which nobody could predict
       int64_t found = 0;
-      for (int64_t i = 0; i < count; ++i) {
+      for (int64_t i = 0; i < block.count; ++i) {
         chosen[found] = static_cast<int32_t>(i);
-        found += static_cast<uint64_t>(slots[i] - first) < static_cast<uint64_t>(last - first);
+        found += static_cast<uint64_t>(block.slots[i] - first) < static_cast<uint64_t>(last - first);
       }
-      for (int64_t j = 0; j < found; ++j) apply(out + slots[chosen[j]] * width, from + chosen[j] * width, width);
+      units.block.count = found;
+      units.chosen = chosen;
+      apply(units);
     });
     if (!valid) FailOnChange();
   });
 }
 
-// Calls apply(output, update, elements) such that every element meets its updates in order.
-template <typename T, typename Apply>
-void InOrder(Work& work, const Apply& apply) {
-  work.fit.width* work.size >= kWideBytes ? ByColumns<T>(work, apply) : BySlots<T>(work, apply);
+// Applies all units such that every element meets its updates in order.
+void InOrder(Work& work, const Units& all, Apply* apply) {
+  work.fit.width* work.size >= kWideBytes ? ByColumns(work, all, apply) : BySlots(work, all, apply);
 }
+
+Units UnitsOf(const Work& work) { return {work.out, work.updates, work.size, work.fit.width}; }
 
 template <typename T>
-void Assign(Work& work) {
-  if (work.fit.width == 1) return BySlots<T>(work, [](T* out, const T* update, int64_t) { *out = *update; });
-  InOrder<T>(work,
-    [](T* out, const T* update, int64_t count) { std::memcpy(out, update, static_cast<size_t>(count) * sizeof(T)); });
+void AssignElements(const Units& units) {
+  auto* out = static_cast<T*>(units.out);
+  const auto* updates = static_cast<const T*>(units.updates);
+  ForUnits(units, [&](int64_t to, int64_t from, int64_t) { out[to] = updates[from]; });
 }
 
-void Assign(Work& work) {
+void AssignRows(const Units& units) {
+  auto* out = static_cast<char*>(units.out);
+  const auto* updates = static_cast<const char*>(units.updates);
+  const int64_t size = units.size;
+  ForUnits(units, [&](int64_t to, int64_t from, int64_t count) {
+    std::memcpy(out + to * size, updates + from * size, static_cast<size_t>(count * size));
+  });
+}
+
+Apply* AssignmentOf(const Work& work) {
+  struct Complex {
+    uint64_t parts[2];
+  };
+  if (work.fit.width > 1) return AssignRows;
   switch (work.size) {
-    case 1: return Assign<uint8_t>(work);
-    case 2: return Assign<uint16_t>(work);
-    case 4: return Assign<uint32_t>(work);
-    case 8: return Assign<uint64_t>(work);
-    default: struct Complex { uint64_t parts[2];
-      };
-      return Assign<Complex>(work);
+    case 1: return AssignElements<uint8_t>;
+    case 2: return AssignElements<uint16_t>;
+    case 4: return AssignElements<uint32_t>;
+    case 8: return AssignElements<uint64_t>;
+    default: return AssignElements<Complex>;
   }
+}
+
+template <typename T, Reduction reduction, typename Out = T>
+void FoldUnits(const Units& units) {
+  auto* out = static_cast<Out*>(units.out);
+  const auto* updates = static_cast<const T*>(units.updates);
+  uint8_t* met = units.met;
+  ForUnits(units, [&](int64_t to, int64_t from, int64_t count) {
+    for (int64_t j = 0; j < count; ++j) {
+      Out& result = out[to + j];
+      result = Precise<Out>::Store(Fold<reduction>(Precise<Out>::Load(result), Precise<T>::Load(updates[from + j])));
+      if constexpr (!std::is_same_v<T, Out>) met[to + j] = 1;
+    }
+  });
 }
 
 template <typename T, Reduction reduction>
 void ReduceInOrder(Work& work) {
-  const auto fold = [](T* out, const T* update) {
-    *out = Precise<T>::Store(Fold<reduction>(Precise<T>::Load(*out), Precise<T>::Load(*update)));
-  };
-  if (work.fit.width == 1) return BySlots<T>(work, [&](T* out, const T* update, int64_t) { fold(out, update); });
-  InOrder<T>(work, [&](T* out, const T* update, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) fold(out + j, update + j);
-  });
+  InOrder(work, UnitsOf(work), FoldUnits<T, reduction>);
 }
 
-template <typename T, Reduction reduction>
-void ReduceInCopy(Work& work) {
+template <typename T>
+void ReduceInCopy(Work& work, Apply* fold) {
   auto* out = reinterpret_cast<T*>(work.out);
   const auto elements = static_cast<size_t>(work.fit.elements);
   HostVector<float> folded(elements);
@@ -483,14 +527,10 @@ void ReduceInCopy(Work& work) {
   InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) folded[static_cast<size_t>(i)] = Precise<T>::Load(out[i]);
   });
-  InOrder<T>(work, [&](T* to, const T* update, int64_t count) {
-    float* sums = folded.data() + (to - out);
-    uint8_t* met = is_met.data() + (to - out);
-    for (int64_t j = 0; j < count; ++j) {
-      sums[j] = Fold<reduction>(sums[j], Precise<T>::Load(update[j]));
-      met[j] = 1;
-    }
-  });
+  Units units = UnitsOf(work);
+  units.out = folded.data();
+  units.met = is_met.data();
+  InOrder(work, units, fold);
   InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i)
       if (is_met[static_cast<size_t>(i)]) out[i] = Precise<T>::Store(folded[static_cast<size_t>(i)]);
@@ -526,10 +566,10 @@ template <typename T, Reduction reduction>
 void ReduceInFloat(Work& work) {
   const int64_t units = work.fit.units;
   if (work.attributes.unique || units == 1) return ReduceInOrder<T, reduction>(work);
-  if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T, reduction>(work);
+  if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T>(work, FoldUnits<T, reduction, float>);
   HostVector<int64_t> slots(static_cast<size_t>(units));
-  const auto keep = [&](int64_t unit, int64_t count, const int64_t* found) {
-    std::copy(found, found + count, slots.begin() + unit);
+  const auto keep = [&](const Block& found) {
+    std::copy(found.slots, found.slots + found.count, slots.begin() + found.first);
   };
   if (!work.blocks->ForEach(0, units, keep)) FailOnChange();
   if (units <= std::numeric_limits<int32_t>::max())
@@ -618,7 +658,7 @@ class CpuScatter : public Kernel {
     }
     if (fit.is_empty()) return;
     if (is_slice) return WriteSlice(work);
-    is_replacing ? Assign(work) : Reduce(work);
+    is_replacing ? InOrder(work, UnitsOf(work), AssignmentOf(work)) : Reduce(work);
   }
 
  private:
