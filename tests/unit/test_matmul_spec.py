@@ -101,7 +101,7 @@ def test_without_a_gpu_the_node_and_what_lacks_are_named(library):
   "text, reason",
   [
     ("FusedMatMul\n[2 8]\n[6 8]", "'program' is missing"),
-    ("FusedMatMul\ntrans_b=2\n[2 8]\n[6 8]", "trans_b is 2"),
+    (f"FusedMatMul\nprogram={typed(BIAS_RELU, 'float16')}\ntrans_b=2\n[2 8]\n[6 8]\n[6]", "trans_b is 2"),
     (f"FusedMatMul\nprogram={typed(BIAS_RELU, 'float16')}\n[2 8]\n[8 6]", "has 2 inputs"),
     (f"FusedMatMul\nprogram={typed(BIAS_RELU, 'float16')}\n[2 8]\n[6 8]\n[6]", r"must be \[.., K\]"),
   ],
