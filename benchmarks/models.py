@@ -570,7 +570,7 @@ def main():
   for group, record in records.items():
     print(table(record))
     if args.readme:
-      timing.fill_readme(group, table(record))
+      timing.fill_readme(args.source.name.partition(".")[0] if args.source else group, table(record))
   if args.readme:
     timing.fill_readme("headline", headline({group: timing.read(args.out / f"{group}.json.xz") for group in GROUPS}))
 

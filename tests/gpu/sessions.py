@@ -57,7 +57,7 @@ def check_all(ways, attempt):
       attempt(each)
     except AssertionError as error:
       wrong.append((each, str(error)[-80:]))
-  assert not wrong
+  assert not wrong, wrong
 
 
 def check_repeats(case, times=3, between=lambda number: None):

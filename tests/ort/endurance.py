@@ -63,6 +63,7 @@ CASES = {
     "Gelu, float16, trans_b",
     "inside: five axes, double",
     "constant weights: aligned, float, trans_b",
+    "two images, layer norm, float16",
   ),
   "layer_norm": ("Gelu, float, 256", "bare RMS, double, 33", "three axes, float16"),
   "pointwise": ("a chain of eight, float16", "integers beside, float", "bits, int64, normal", "16 results, double"),
