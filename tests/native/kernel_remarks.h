@@ -2,7 +2,8 @@
 // says of them. They need NVRTC but no GPU, and fail where the compiler spills registers to local memory.
 //
 //   test_pool_kernels sm_90     VERBOSE=1 shows each variant
-//   test_pool_kernels NAME      the source of the case of this name for an H200, on standard output, where a test has it
+//   test_pool_kernels NAME      the source of the case of this name for an H200, on standard output, where a test has
+//   it
 #pragma once
 
 #include <algorithm>

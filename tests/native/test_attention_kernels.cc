@@ -1,5 +1,5 @@
-// The kernels of FusedAttention, in the variants that a configuration can take: no local memory. Limits are tested here,
-// too.
+// The kernels of FusedAttention, in the variants that a configuration can take: no local memory. Limits are tested
+// here, too.
 
 #include <iostream>
 #include <sstream>
