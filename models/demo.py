@@ -122,10 +122,10 @@ def compare(original, optimized, provider, feeds, runs):
   return Comparison(provider, first, second, *times)
 
 
-def fused(path, operator):
-  """Nodes of one of ortplugin's operators in a model file."""
+def fused(path, *operators):
+  """Nodes of these operators of ortplugin's in a model file."""
   nodes = onnx.load(path, load_external_data=False).graph.node
-  return sum(node.domain == "ortplugin" and node.op_type == operator for node in nodes)
+  return sum(node.domain == "ortplugin" and node.op_type in operators for node in nodes)
 
 
 def optimize(original, optimized):
@@ -169,7 +169,7 @@ def transformer(console, folder, runs):
   show_neighbours(console, comparisons[0])
   show_agreement(console, comparisons, "min cosine", [f"{c.min_cosine:.6f}" for c in comparisons])
 
-  count, norms = fused(optimized, "FusedLayerNorm"), minilm.config().norms
+  count, norms = fused(optimized, "FusedLayerNorm", "FusedMatMulNorm"), minilm.config().norms
   console.print(f"{count} of {norms} layer norms are fused")
   if count != norms or not all(c.agrees for c in comparisons):
     console.print("[red]the optimized model does not agree with the original[/red]")

@@ -18,7 +18,7 @@ def test_a_transformer(name):
   is_base = name.startswith("BERT")
   model = build_bert_base(np.float16) if is_base else build_bert(MINILM, random_weights(0), np.float32)
   optimized, _ = ortplugin.optimize(model)
-  fused = nodes_of(optimized, "FusedLayerNorm")
+  fused = [*nodes_of(optimized, "FusedLayerNorm"), *nodes_of(optimized, "FusedMatMulNorm")]
   assert len(fused) == (BertConfig() if is_base else MINILM).norms
   assert not nodes_of(optimized, "LayerNormalization")
 
