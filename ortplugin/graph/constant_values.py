@@ -2,7 +2,8 @@
 
 Weights that are normalised (NFNet) and positions that are projected (DeBERTa) are too large to be computed here, and an
 operator of ours among what makes them would run every time: ONNX Runtime folds its own alone. It does so on the CPU,
-where it has few operators in half precision; what is made in that stays ours.
+where it has few operators in half precision: fold_constants.py computes some of what is made in that, the rest stays
+ours.
 """
 
 import onnx_graphsurgeon as gs

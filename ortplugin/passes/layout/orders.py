@@ -52,6 +52,8 @@ def forms_of(scope: Scope, node: gs.Node, perm: Sequence[int]) -> Iterator[Permu
     if optional_input(node, 3) is None:
       order = [int(part[axis]) for part in (pads[:rank], pads[rank:]) for axis in perm]
       yield Permuted({0: perm}, lambda new: _set(scope, new, 1, order))
+  elif op == "Tile" and (repeats := scope.constant(node.inputs[1])) is not None and repeats.size == rank:
+    yield Permuted({0: perm}, lambda new: _set(scope, new, 1, [int(repeats[axis]) for axis in perm]))
   elif op == "Slice" and (taken := constant_slices(scope, node, rank)) is not None:
     yield Permuted({0: perm}, lambda new: _slice(scope, new, perm, taken))
   elif op in REDUCTIONS:

@@ -1,7 +1,8 @@
 """Nodes of constants are computed once, here: cheap and deterministic operators only, within a budget of memory.
 
 What a node will make is known before it is computed, from shape inference on its constant inputs, so that a small file
-cannot ask for a huge tensor. Random and quantising operators, control flow and heavy arithmetic stay.
+cannot ask for a huge tensor. Random and quantising operators, control flow and heavy arithmetic stay, but for products
+and norms of 16 bits.
 
 What computes them is onnx's evaluator, which differs from ONNX Runtime here and there. Before an operator joins
 FOLDABLE, compare the two in every opset, with every attribute, negative and unordered axes, no elements, NaN and -0;
@@ -36,8 +37,12 @@ _FOLDABLE = """
     ReduceProd ReduceSum Reshape Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt
     Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
 """
+# Of 16 bits alone, as DeBERTa projects its positions: ONNX Runtime computes these for each run, others once, as it
+# loads the model, whose file they would make larger.
+HALF_ALONE = ("MatMul", "LayerNormalization")
+MULTIPLY_ADDS = 1 << 31  # of a product: some tenths of a second
 UPDATE_SLICE = f"{DOMAIN}::UpdateSlice"  # what a scatter has become before its data was known
-FOLDABLE = frozenset([*_FOLDABLE.split(), UPDATE_SLICE])
+FOLDABLE = frozenset([*_FOLDABLE.split(), *HALF_ALONE, UPDATE_SLICE])
 
 
 def fold(scope: Scope, node: gs.Node) -> Outcome:
@@ -80,6 +85,10 @@ def _defined(op: str, node: gs.Node, arrays: list[Array]) -> bool:
   """Whether ONNX says what the result is, and NumPy gives the same."""
   if any(array.dtype.kind in "OSU" for array in arrays) or _differs(op, node, arrays):
     return False
+  if op in HALF_ALONE:
+    half = all(array.dtype.itemsize == 2 and array.dtype.kind not in "iu" for array in arrays)
+    products = arrays[0].size * (arrays[1].shape[-1] if op == "MatMul" and arrays[1].ndim > 1 else 1)
+    return half and len(node.outputs) == 1 and products <= MULTIPLY_ADDS
   if op in ("Div", "Mod") and arrays[0].dtype.kind in "iu":  # rounding and zero differ between languages
     return bool((arrays[0] >= 0).all() and (arrays[1] > 0).all())
   if op == "Pow" and arrays[0].dtype.kind in "iu":
@@ -204,6 +213,23 @@ def _gather_elements(node: gs.Node, x: Array, indices: Array) -> Array:
   return np.asarray(x[tuple(places)])
 
 
+def _matmul(_: gs.Node, a: Array, b: Array) -> Array:
+  """Sums in float32, as ONNX Runtime's, of which onnx's evaluator rounds each."""
+  with np.errstate(all="ignore"):
+    return np.asarray(a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
+
+
+def _layer_normalization(node: gs.Node, x: Array, scale: Array, *bias: Array) -> Array:
+  """In float32 up to the last rounding."""
+  wide, axis = x.astype(np.float32), int(node.attrs.get("axis", -1))
+  axes = tuple(range(axis % x.ndim, x.ndim))
+  with np.errstate(all="ignore"):
+    centred = wide - wide.mean(axes, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axes, keepdims=True) + np.float32(node.attrs.get("epsilon", 1e-5)))
+    y = centred / deviation * scale.astype(np.float32)
+    return np.asarray(y + bias[0].astype(np.float32) if bias else y).astype(x.dtype)
+
+
 def _update_slice(node: gs.Node, data: Array, updates: Array, starts: Array) -> Any:
   return update_slice(data, updates, starts, node.attrs["axes"], node.attrs.get("steps", ()))
 
@@ -211,6 +237,8 @@ def _update_slice(node: gs.Node, data: Array, updates: Array, starts: Array) -> 
 _OWN: dict[str, Callable[..., Array]] = {
   "Unsqueeze": _unsqueeze,
   "GatherElements": _gather_elements,
+  "LayerNormalization": _layer_normalization,
+  "MatMul": _matmul,
   UPDATE_SLICE: _update_slice,
 }
 """What is not left to onnx's evaluator: from the node and its inputs the output."""

@@ -45,6 +45,9 @@ CASES = {
             f"""t = Transpose{FIRST}(x)  u = Transpose{FIRST}(z)  c = Concat<axis=1>(t, u)  s = Softmax<axis=1>(c)
             p = Slice(s, one, far, three, two)  y = Transpose{LAST}(p)"""),
       ["Concat", "Softmax", "Slice", "Identity"]),
+  "a Tile, whose input is smaller": (
+      graph("float[3,4,5] x", "t = Tile(x, often)  y = Transpose<perm=[0,2,1]>(t)", "float[A,B,C] y",
+            ", int64[3] often = {4, 2, 1}"), ["Transpose", "Tile", "Identity"]),
   "operands of fewer axes, constants, numbers, and one operand twice": (
       graph("float[2,4,3,5] x, float[3,4,1] b, float[1] n, float[N,1,1,1] w",
             f"""t = Transpose{HEADS}(x)  a = Add(t, b)  c = Mul(a, k)  d = Clip(c, low)  e = Mul(d, n)  f = Max(e, w)

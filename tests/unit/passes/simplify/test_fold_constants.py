@@ -209,7 +209,30 @@ def test_a_slice_whose_data_turns_out_constant():
   optimized, _ = run_same(original, FOLD_CONSTANTS, DEAD_NODES, start=optimized, into=["Add"])
 
 
+def test_positions_that_are_projected_in_half_precision(rng):
+  """As DeBERTa's; in float32 ONNX Runtime computes them once, as it loads the model."""
+  text = """g (T[8,6] x) => (T[8,6] y) {
+    n = LayerNormalization<epsilon=1e-7>(p, g, h)  m = MatMul(n, w)  s = Add(m, h)  y = Mul(x, s) }"""
+  weights = {"p": (8, 4), "g": (4,), "w": (4, 6), "h": (4,)}
+  arrays = {name: rng.standard_normal(shape) for name, shape in weights.items()}
+  arrays["p"][3] = 7  # deviation 0
+  for dtype, kept in ((np.float16, ["Mul"]), (np.float32, ["LayerNormalization", "MatMul", "Add", "Mul"])):
+    made = model(text.replace("T[", f"{np.dtype(dtype).name.replace('32', '')}[").replace("Add(m, h)", "Add(m, b)"), 17)
+    add_weights(made, **{name: array.astype(dtype) for name, array in arrays.items()}, b=np.ones(6, dtype))
+    run_same(made, FOLD_CONSTANTS, DEAD_NODES, into=kept)
+
+
+@parametrize("axis", [-2, 0, 1])
+def test_norms_of_constants_over_other_axes(axis):
+  x = np.arange(24, dtype=np.float16).reshape(2, 3, 4) % 7
+  assert_folded(of_constants("LayerNormalization", 17, x, np.full(x.shape[axis:], 2, np.float16), axis=axis))
+
+
 UNTRUSTED = {
+  "a norm of single precision": of_constants("LayerNormalization", 17, MATRIX, np.ones(MATRIX.shape[1:], np.float32)),
+  "a product of too many": of_constants(
+    "MatMul", 17, np.zeros((1024, 1 << 13), np.float16), np.zeros((1 << 13, 512), np.float16)
+  ),
   "Squeeze of no axes, which ONNX Runtime takes for all": of_constants("Squeeze", 13, PIXEL, np.zeros(0, np.int64)),
   "a maximum of NaN": of_constants("ScatterElements", 18, ODD, np.array([0, 1, 1]), ODD[:3], axis=0, reduction="max"),
   "a sum of nothing, of -0": of_constants("ReduceSum", 13, ODD, noop_with_empty_axes=1),
