@@ -23,8 +23,7 @@ from node_cases import (
 )
 from onnx import helper
 
-from ortplugin.ops.matmul import OPERATOR
-from ortplugin.ops.matmul import norm as matmul_norm
+from ortplugin.ops.matmul import OPERATOR, norm as matmul_norm
 from ortplugin.ops.matmul.reference import product
 from ortplugin.program import FLOATING, parse
 

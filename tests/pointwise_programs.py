@@ -15,8 +15,7 @@ import numpy.typing as npt
 import onnxruntime
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
-from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplemented_
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph, NotImplemented as NotImplemented_
 
 from ortplugin import run
 from ortplugin.ops.pointwise_reference import evaluate, rounded

@@ -22,8 +22,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, he
 
 from .bounds import ELEMENTS, RANK, RANK_OPERAND, UNKNOWN, Bound, constant_bound, declared_bound, result_bound, tightest
 from .messages import bodies, standard_opset
-from .shapes_only import DOMAIN as SHAPES_ONLY
-from .shapes_only import OPAQUE, dtype_only, guarded_slice, shapes_only
+from .shapes_only import DOMAIN as SHAPES_ONLY, OPAQUE, dtype_only, guarded_slice, shapes_only
 
 ALL_ELEMENTS = 1 << 21  # of all values that are kept together, 100 MB
 VISITS = 1 << 17  # of nodes in local functions, whose calls onnx goes into each time: they may stand for any number

@@ -15,8 +15,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from ..errors import ModelError
-from .conv_geometry import out_shape as conv_shape
-from .conv_geometry import read_attributes
+from .conv_geometry import out_shape as conv_shape, read_attributes
 from .convert import attached, node_proto
 from .domains import DEFAULT_DOMAINS
 from .facts import CONSTANT_ELEMENTS, known_values

@@ -13,8 +13,7 @@ from ..check.inputs import load_inputs
 from ..errors import ModelError, UsageError, VerificationError
 from ..graph.messages import standard_opset
 from ..model.checks import check_structure, check_tensors
-from ..model.inline import NAME as INLINE_FUNCTIONS
-from ..model.inline import inline_functions
+from ..model.inline import NAME as INLINE_FUNCTIONS, inline_functions
 from ..model.input_shapes import Shapes, fix_input_shapes
 from ..model.normalise import normalised
 from ..model.storage import PathLike, StoredModel, load

@@ -10,8 +10,15 @@ from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import cupy, host, make, need_memory, run, run_bound
-from gpu.sessions import check_addresses, check_capture, check_repeats, check_replays, check_stream, check_threads
-from gpu.sessions import trial as trial_of
+from gpu.sessions import (
+  check_addresses,
+  check_capture,
+  check_repeats,
+  check_replays,
+  check_stream,
+  check_threads,
+  trial as trial_of,
+)
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES
 

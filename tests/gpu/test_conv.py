@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv_cases import CASES, GROUPED, ONE_SIDED
-from conv_cases import check as check_shared
-from conv_cases import expect as expect_shared
+from conv_cases import CASES, GROUPED, ONE_SIDED, check as check_shared, expect as expect_shared
 from node_cases import OPSET, UNIT_ROUNDOFF, typed
 from onnx import helper
 from onnx_models import built, parametrize

@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 from conv_cases import BESIDE, GROUPED
-from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name
-from conv_transpose_cases import check as check_exactly
+from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name, check as check_exactly
 from node_cases import typed
 from onnx_models import parametrize
 

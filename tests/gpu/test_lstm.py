@@ -10,8 +10,7 @@ from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import at_offset, cupy, host, make, run, run_bound
-from gpu.sessions import check_graph, check_repeats, check_stream, check_threads
-from gpu.sessions import trial as trial_of
+from gpu.sessions import check_graph, check_repeats, check_stream, check_threads, trial as trial_of
 from ortplugin.ops.lstm import DTYPES, FAST_HIDDEN, reference
 
 pytestmark = pytest.mark.usefixtures("library")

@@ -17,12 +17,12 @@ from matmul_cases import (
   PRODUCTS,
   RESIDUAL_RELU,
   TWO,
+  check as check_exactly,
   expect,
   made,
   normed,
   transposed,
 )
-from matmul_cases import check as check_exactly
 from node_cases import UNIT_ROUNDOFF
 from onnx_models import parametrize
 
@@ -39,8 +39,7 @@ from gpu.sessions import (
   variants,
 )
 from gpu.test_few_output_channels import NOT_TAKEN
-from ortplugin.ops.matmul import OPERATOR
-from ortplugin.ops.matmul import norm as matmul_norm
+from ortplugin.ops.matmul import OPERATOR, norm as matmul_norm
 
 GELU = "(T c, T b) => (T y) { a = Add(c, b) y = Gelu(a) }"
 SEVERAL = "(T c, T b, T r) => (T s, T y) { a = Add(c, b) s = Add(a, r) y = Relu(s) }"

@@ -14,8 +14,7 @@ from onnx_models import built, computed, parametrize
 from threads import in_threads
 
 from ort.host import assert_equals_reference, assert_inferred, assert_refused, assert_runs_repeat, make, plain, run
-from ort.refusals import Wrong as WrongNode
-from ort.refusals import wrong_epilogues
+from ort.refusals import Wrong as WrongNode, wrong_epilogues
 from ortplugin.errors import ModelError
 from ortplugin.ops import TensorType
 from ortplugin.ops.conv import OPERATOR

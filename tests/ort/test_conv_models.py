@@ -14,8 +14,7 @@ from onnx import numpy_helper
 from onnx_models import nodes_of, parametrize
 
 import ortplugin
-from models.light import NAMES as NETWORKS
-from models.light import path, randomized
+from models.light import NAMES as NETWORKS, path, randomized
 from ort.host import verify
 
 EXPECTED = json.loads((DATA / "expected.json").read_text())

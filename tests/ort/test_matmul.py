@@ -35,10 +35,8 @@ from ort.host import (
   plain,
   run,
 )
-from ort.refusals import Wrong as WrongNode
-from ort.refusals import wrong_epilogues
-from ortplugin.ops.matmul import OPERATOR
-from ortplugin.ops.matmul import norm as matmul_norm
+from ort.refusals import Wrong as WrongNode, wrong_epilogues
+from ortplugin.ops.matmul import OPERATOR, norm as matmul_norm
 
 HALF = TensorProto.FLOAT16
 

@@ -9,8 +9,7 @@ from collections import Counter
 
 import numpy as np
 import onnxruntime
-from hypothesis import HealthCheck, Phase, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, assume, given, settings, strategies as st
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from pointwise_programs import (
   IMPRECISE,

@@ -20,8 +20,7 @@ from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen
 from threads import in_threads
 
 import ortplugin
-from ort.host import CPU_ONLY, make, options
-from ort.host import run_one as run
+from ort.host import CPU_ONLY, make, options, run_one as run
 from ort.refusals import assert_blamed
 from ortplugin.graph import DOMAIN
 from ortplugin.ops import find

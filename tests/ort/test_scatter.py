@@ -20,8 +20,7 @@ from scatter_cases import CASES, FLOATING, by_name, check, check_any_order, elem
 from threads import in_threads
 
 import ortplugin
-from ort.host import CPU_ONLY, assert_inferred, make, options
-from ort.host import run_one as run
+from ort.host import CPU_ONLY, assert_inferred, make, options, run_one as run
 from ort.refusals import assert_refused_in_time, refusals_of
 from ortplugin.graph import DOMAIN
 from ortplugin.ops import find

@@ -8,8 +8,7 @@ from onnx_models import parametrize, parsed
 from threads import in_threads
 from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
-from ort.host import make, plain
-from ort.host import run_one as run
+from ort.host import make, plain, run_one as run
 from ortplugin.graph import DOMAIN
 from ortplugin.ops.transpose import decompose
 from ortplugin.optimizer import select_passes

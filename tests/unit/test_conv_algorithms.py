@@ -13,8 +13,7 @@ from ortplugin.errors import ModelError
 from ortplugin.graph import TensorType
 from ortplugin.ops import find
 from ortplugin.ops.conv.algorithms import device_variants
-from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
-from ortplugin.ops.conv_grad import algorithms as grad_algorithms
+from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD, algorithms as grad_algorithms
 from ortplugin.ops.list_algorithms import ask
 from ortplugin.session import gpu_count, library_path
 

@@ -1,8 +1,7 @@
 """Which passes are taken back, by times that are given."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ortplugin.optimizer.keep_faster import MOST_TRIALS, Trial, find_losing
 

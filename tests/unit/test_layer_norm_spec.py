@@ -14,8 +14,7 @@ from ortplugin.ops import OPERATORS, TensorType, find
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm
 from ortplugin.ops.pointwise_reference import POINTWISE, evaluate
-from ortplugin.program import NUMPY_DTYPES, parse
-from ortplugin.program import OPERATORS as POINTWISE_OPERATORS
+from ortplugin.program import NUMPY_DTYPES, OPERATORS as POINTWISE_OPERATORS, parse
 
 TOLERANCES = {"float16": (2e-3, 2e-3), "float": (1e-5, 1e-5), "double": (1e-12, 1e-12)}
 

@@ -2,8 +2,7 @@
 
 import time
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sample import examples
 
 from ortplugin.graph.merging import BUDGET, CYCLE, FAR, Merging

@@ -2,8 +2,7 @@
 
 import itertools
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sample import examples
 
 from ortplugin.graph.min_cut import INFINITE, min_cut

@@ -13,8 +13,7 @@ import ortplugin
 from ortplugin import optimizer
 from ortplugin.errors import ModelError, UsageError, VerificationError
 from ortplugin.model.input_shapes import fix_input_shapes
-from ortplugin.optimizer import api
-from ortplugin.optimizer import pipeline as table
+from ortplugin.optimizer import api, pipeline as table
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.driver import Applied, RulePass
 from ortplugin.report import CONVERSION, Dropped, Report

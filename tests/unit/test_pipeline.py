@@ -3,8 +3,7 @@
 import pytest
 
 from ortplugin.errors import UsageError
-from ortplugin.optimizer import PIPELINE, Stage, Step, make_stages, select_passes
-from ortplugin.optimizer import options as options_module
+from ortplugin.optimizer import PIPELINE, Stage, Step, make_stages, options as options_module, select_passes
 from ortplugin.optimizer.options import Options
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU, TABLE, stage_of
 from ortplugin.precision import resolve

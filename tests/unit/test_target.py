@@ -52,9 +52,9 @@ def test_every_gpu_has_every_limit():
 def test_every_limit_is_measured_by_a_command_of_this_repository(entry):
   for limit in entry.limits.values():
     assert all((limit.unit, limit.why)), limit.name
-    python, path, *options = shlex.split(limit.command)
-    script = ROOT / path
-    assert (python, script.parent.name, script.exists()) == ("python", "benchmarks", True), limit
+    path, *options = shlex.split(limit.command)
+    script = ROOT / "benchmarks" / path
+    assert script.exists(), limit
     for flag in (each for each in options if each.startswith("--")):
       assert f'"{flag}"' in script.read_text(), f"{limit.name}: {path} knows no {flag}"
 

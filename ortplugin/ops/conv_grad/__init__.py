@@ -26,8 +26,7 @@ from ...program import DTYPE_NAMES, NUMPY_DTYPES
 from .. import pointwise_reference
 from ..base import Operator
 from ..decompose import Builder, to_onnx
-from . import algorithms
-from . import reference as reference_module
+from . import algorithms, reference as reference_module
 from .decomposition import append
 from .gradient import NAME, Gradient, Shapes, gradient_of, shapes_of
 

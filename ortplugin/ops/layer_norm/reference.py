@@ -7,8 +7,7 @@ import numpy as np
 
 from ...arrays import Array
 from ...program import Program, Statement, sum_axes
-from ..pointwise_reference import rounded as rounded_to
-from ..pointwise_reference import values
+from ..pointwise_reference import rounded as rounded_to, values
 
 
 def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:

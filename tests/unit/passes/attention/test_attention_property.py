@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from attention_helpers import assert_equal, attentions, feeds, in_float  # noqa: F401
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, helper
 from pass_helpers import built, operators, run_pass
 from sample import examples

@@ -1,8 +1,7 @@
 """Random chains of convolutions and what is around them: whatever the passes make of them computes the same."""
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import helper
 from pass_helpers import built, operators, run_same
 from sample import examples

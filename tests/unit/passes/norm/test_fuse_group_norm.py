@@ -4,8 +4,7 @@ from pass_helpers import assert_unchanged, lines, model, parametrize, programs, 
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, FUSE_LAYER_NORM, NORM_EPILOGUE
 from ortplugin.passes.driver import RulePass
-from ortplugin.passes.norm.fuse_group_norm import FUSE_GROUP_NORM, between_reshapes
-from ortplugin.passes.norm.fuse_group_norm import FUSE_GROUP_NORM_ON_GPU as FUSE
+from ortplugin.passes.norm.fuse_group_norm import FUSE_GROUP_NORM, FUSE_GROUP_NORM_ON_GPU as FUSE, between_reshapes
 
 CONSTANTS = """float[2] one = {1, 1}, float[2] zero = {0, 0}, float[2] two = {2, -1},
   float[6] six = {1, 2, 3, -1, 0.5, 4}, float[6,1,1] gamma = {1, 2, 3, -1, 0.5, 4},

@@ -1,8 +1,7 @@
 """Random small graphs around norms: whatever the passes make of them computes the same."""
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pass_helpers import assert_same_outputs, model, run_pass
 from sample import examples
 

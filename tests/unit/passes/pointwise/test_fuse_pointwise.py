@@ -5,8 +5,7 @@ import time
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pass_helpers import (
   annotated,
   assert_same_outputs,

@@ -2,8 +2,7 @@
 passes make of them computes the same."""
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pass_helpers import add_weights, model, run_same
 from sample import examples
 
