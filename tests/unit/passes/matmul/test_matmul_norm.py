@@ -1,10 +1,12 @@
 """Products with the norm of their rows behind them."""
 
+import onnx
 from matmul_helpers import weighted
 from onnx_models import all_attributes, nodes_of, op_types, parametrize
 from pass_helpers import assert_same_outputs, run_pass
 
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, MATMUL_EPILOGUE, MATMUL_NORM, MATMUL_TO_FUSED
+from ortplugin.standard import standard_on_cpu
 
 BEFORE = (FUSE_LAYER_NORM, MATMUL_TO_FUSED, MATMUL_EPILOGUE)
 LAYER = "y = LayerNormalization<axis=-1, epsilon=1e-5>({v}, g, h)"
@@ -28,6 +30,8 @@ def test_a_product_and_its_norm_are_one_node(nodes, y, keeps):
   assert all_attributes(node)["keeps_product"] == keeps
   assert not {"FusedMatMul", "FusedLayerNorm"} & set(op_types(optimized))
   assert_same_outputs(original, optimized)
+  apart = onnx.load_model_from_string(standard_on_cpu(optimized.SerializeToString()))
+  assert op_types(apart)[:2] == ["FusedMatMul", "FusedLayerNorm"]
 
 
 @parametrize("nodes, width, reason", [
