@@ -15,6 +15,7 @@ namespace ortplugin {
 namespace {
 
 struct Plan {
+  Shape shape;  // of the norm's results
   std::optional<cuda::PackedKernel> whole;
   MatMulPlan product;  // else
   NormPlan norm;
@@ -44,12 +45,11 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
   bool follows_session() const override { return node_.product.follows_session(); }
 
   bool AddOutputs(
-    Run& run, const std::vector<Shape>& shapes, const Plan*, std::vector<void*>* addresses) const override {
-    const std::vector<Shape> norm_shapes = node_.NormShapes(shapes);
+    Run& run, const std::vector<Shape>& shapes, const Plan* plan, std::vector<void*>* addresses) const override {
     size_t output = 0;
     for (size_t r = 0; node_.keeps_product && r < node_.values(); ++r)
-      addresses->push_back(run.output(output++, norm_shapes[0]));
-    const Shape full = FitShapes(node_.norm, norm_shapes).shape;
+      addresses->push_back(run.output(output++, node_.product.Result(shapes[0], shapes[1])));
+    const Shape full = plan != nullptr ? plan->shape : FitShapes(node_.norm, node_.NormShapes(shapes)).shape;
     for (size_t r = 0; r < node_.norm.program.results().size(); ++r) addresses->push_back(run.output(output++, full));
     return ElementCount(full) > 0;
   }
@@ -58,8 +58,9 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
     auto plan = std::make_unique<Plan>();
     if (variant.unaligned.empty() && node_.algorithm != MatMulNormNode::Algorithm::kApart)
       plan->whole = MakeWhole(shapes, variant.session_allows_tf32);
-    if (plan->whole) return plan;
     const std::vector<Shape> norm_shapes = node_.NormShapes(shapes);
+    plan->shape = FitShapes(node_.norm, norm_shapes).shape;
+    if (plan->whole) return plan;
     PlanVariant of_product{{}, variant.session_allows_tf32};
     bool aligned = true;  // of what the norm touches
     const size_t inputs = node_.product.input_count(), kept = node_.keeps_product ? node_.values() : 0;

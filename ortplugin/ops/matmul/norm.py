@@ -91,9 +91,9 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; the values are rounded to their dtype in between."""
   product, norm, count = parts(node)
-  values = matmul.reference(product, inputs[:count])
-  results = layer_norm.reference(norm, [*values, *inputs[count:]], rounded)
   kept = matmul.reference(product, inputs[:count], rounded)
+  values = kept if rounded else matmul.reference(product, inputs[:count])
+  results = layer_norm.reference(norm, [*values, *inputs[count:]], rounded)
   return [*kept, *results][-len(node.output) :]
 
 
