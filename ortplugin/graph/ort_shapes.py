@@ -26,7 +26,7 @@ DOMAIN = "ortplugin.hidden"  # onnx knows no operator of it
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 SCALED = ("Resize", "Upsample")
 OPERATORS = (*POOLS, *SCALED, "Attention", "Concat", "ConvTranspose", "PRelu", "STFT")
-_CONV_TRANSPOSE = (
+CONV_TRANSPOSE = (  # its attributes
   "auto_pad",
   "dilations",
   "group",
@@ -262,7 +262,7 @@ def _attended(node: gs.Node) -> Shape | None:
 
 
 def _transposed(node: gs.Node, shapes: Sequence[Shape | None]) -> Shape | None:
-  attributes = {name: node.attrs[name] for name in _CONV_TRANSPOSE if node.attrs.get(name, []) != []}
+  attributes = {name: node.attrs[name] for name in CONV_TRANSPOSE if node.attrs.get(name, []) != []}
   try:
     read = read_attributes(helper.make_node("ConvTranspose", ["x", "w"], ["y"], **attributes), transposed=True)
     return conv_shape(read, shapes[0], shapes[1] if len(shapes) > 1 else None)

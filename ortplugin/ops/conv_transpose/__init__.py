@@ -16,22 +16,13 @@ import onnx
 from ...arrays import Array
 from ...graph import TensorType
 from ...graph.conv_geometry import ConvAttributes, first, out_shape, read_attributes
+from ...graph.ort_shapes import CONV_TRANSPOSE
 from ..base import Operator
 from ..conv.algorithms import device_variants
 from ..conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
 from . import reference as reference_module
 
 NAME = "FusedConvTranspose"
-ATTRIBUTES = (
-  "auto_pad",
-  "dilations",
-  "group",
-  "kernel_shape",
-  "output_padding",
-  "output_shape",
-  "pads",
-  "strides",
-)
 
 
 def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
@@ -55,7 +46,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   A ConvTranspose, with Transposes around it in NHWC, and the program's operators. Before opset 22 ConvTranspose lacks
   bfloat16: it is then done in float.
   """
-  return decompose_around(node, attributes_of(node), read_epilogue(node), opset, "ConvTranspose", ATTRIBUTES)
+  return decompose_around(node, attributes_of(node), read_epilogue(node), opset, "ConvTranspose", CONV_TRANSPOSE)
 
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
