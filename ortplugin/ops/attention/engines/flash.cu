@@ -7,13 +7,16 @@
 //
 // Softmax over tiles of keys as they come (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
 // Dao, "FlashAttention-2", 2023). A block has ROWS queries, each of its warps M_TILES times 16 of them, whose sums stay
-// in registers; tiles of BLOCK_N keys and values pass through two stages of shared memory. Both products run on
+// in registers; tiles of BLOCK_N keys and values pass through two stages of shared memory. Where blocks are few, GROUPS
+// of so many warps each take every so many'th tile, and the first adds up what they have. Both products run on
 // mma.sync, accumulated in fp32; exponents are of base 2. Rows of shared memory are 16 bytes longer than their octets,
 // so that the eight rows of an ldmatrix lie in different banks. An octet is 16 bytes: OCTET elements, eight or in fp32,
 // whose products are TF32's, four.
 
 #define ROWS (16 * M_TILES * WARPS)
-#define THREADS (WARPS * 32)
+#define GROUP_THREADS (WARPS * 32)
+#define THREADS (GROUPS * GROUP_THREADS)
+#define THREAD_OF(count) (count == THREADS ? threadIdx.x : threadIdx.x % count)
 #define IS_TF32 (OCTET == 4)
 #define K_STEP (2 * OCTET)  // of an MMA
 #define QK_PADDED ((HEAD_SIZE + 15) / 16 * 16)  // with zeros behind the head
@@ -21,6 +24,7 @@
 #define QK_PITCH (QK_PADDED + OCTET)
 #define V_PITCH (V_PADDED + OCTET)
 #define STAGE_ELEMENTS (BLOCK_N * (QK_PITCH + V_PITCH))
+#define PARTIAL (V_PADDED / 4 + 2)  // what a thread has of a row: values, the maximum, the sum
 #define KEEPS_QUERIES (!IS_TF32 || QK_PADDED <= 128)  // in registers
 
 // COPY elements to shared memory, or zeros.
@@ -38,14 +42,19 @@ DEVICE void copy(storage_t* to, const storage_t* from, bool exists) {
 #endif
 }
 
-// The first `rows` of TILE_ROWS rows of a tensor, zeros in place of the others and behind WIDTH.
-template <int TILE_ROWS, int WIDTH, int PADDED>
+DEVICE void sync_group() {
+  if (GROUPS == 1) return __syncthreads();
+  asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.x / GROUP_THREADS + 1), "n"(GROUP_THREADS) : "memory");
+}
+
+// The first `rows` of TILE_ROWS rows of a tensor, zeros in place of the others and behind WIDTH, by COPIERS threads.
+template <int COPIERS, int TILE_ROWS, int WIDTH, int PADDED>
 DEVICE void copy_rows(storage_t* to, const storage_t* from, long long stride, int rows) {
   constexpr unsigned kCopies = PADDED / COPY;
 #pragma unroll(COPY == 1 ? 1 : 64)  // what passes through registers, one after the other
-  for (unsigned i = 0; i < (TILE_ROWS * kCopies + THREADS - 1) / THREADS; ++i) {
-    const unsigned at = i * THREADS + threadIdx.x, row = at / kCopies, column = at % kCopies * COPY;
-    if (TILE_ROWS * kCopies % THREADS != 0 && row >= TILE_ROWS) break;
+  for (unsigned i = 0; i < (TILE_ROWS * kCopies + COPIERS - 1) / COPIERS; ++i) {
+    const unsigned at = i * COPIERS + THREAD_OF(COPIERS), row = at / kCopies, column = at % kCopies * COPY;
+    if (TILE_ROWS * kCopies % COPIERS != 0 && row >= TILE_ROWS) break;
     const bool exists = (int)row < rows && column < WIDTH;
     copy(to + row * (PADDED + OCTET) + column, exists ? from + row * stride + column : from, exists);
   }
@@ -55,12 +64,12 @@ DEVICE void copy_rows(storage_t* to, const storage_t* from, long long stride, in
 // The first 2 * PAIRS elements of TILE_ROWS rows in shared memory, rotated by cos and sin [row, pair] and rounded. Each
 // thread has some chunks of neighbouring pairs. It loads its part of the tables before the rows are there, where it has
 // the registers.
-template <int TILE_ROWS>
+template <int ROTATORS, int TILE_ROWS>
 struct Rotation {
   static constexpr int kMost = IS_INTERLEAVED ? OCTET / 2 : OCTET;  // so that elements are read in 16 bytes at most
   static constexpr int kCommon = PAIRS & -PAIRS, kPairs = kCommon < kMost ? kCommon : kMost;
   static constexpr int kChunks = PAIRS / kPairs;  // of a row
-  static constexpr int kOwn = (TILE_ROWS * kChunks + THREADS - 1) / THREADS;
+  static constexpr int kOwn = (TILE_ROWS * kChunks + ROTATORS - 1) / ROTATORS;
   static constexpr bool kIsEarly = HEAD_SIZE <= 128;
   const table_t *const cosines, *const sines;
   const int count;
@@ -74,7 +83,7 @@ struct Rotation {
   }
 
   DEVICE void load(int i, int to) {
-    const int at = i * THREADS + threadIdx.x;
+    const int at = i * ROTATORS + THREAD_OF(ROTATORS);
     const bool exists = at / kChunks < count;
     load_if(exists, cos[to], cosines + (exists ? at * kPairs : 0));
     load_if(exists, sin[to], sines + (exists ? at * kPairs : 0));
@@ -83,8 +92,8 @@ struct Rotation {
   DEVICE void apply(storage_t* rows) {
 #pragma unroll(kIsEarly ? kOwn : 1)
     for (int i = 0; i < kOwn; ++i) {
-      const int at = i * THREADS + threadIdx.x;
-      if (TILE_ROWS * kChunks % THREADS != 0 && at >= TILE_ROWS * kChunks) break;
+      const int at = i * ROTATORS + THREAD_OF(ROTATORS);
+      if (TILE_ROWS * kChunks % ROTATORS != 0 && at >= TILE_ROWS * kChunks) break;
       if (!kIsEarly) load(i, 0);
       storage_t* const row = rows + at / kChunks * QK_PITCH;
 #if IS_INTERLEAVED
@@ -138,7 +147,8 @@ struct Queries {
   unsigned words[M_TILES][QK_PADDED / K_STEP][4];
 
   DEVICE explicit Queries(const storage_t* rows)
-    : own(rows + (threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 16) * QK_PITCH + threadIdx.x % 32 / 16 * OCTET) {
+    : own(rows + (THREAD_OF(GROUP_THREADS) / 32 * (16 * M_TILES) + threadIdx.x % 16) * QK_PITCH +
+        threadIdx.x % 32 / 16 * OCTET) {
 #pragma unroll
     for (int m = 0; KEEPS_QUERIES && m < M_TILES; ++m)
 #pragma unroll
@@ -176,7 +186,7 @@ struct WarpTile {
 #endif
 
   DEVICE WarpTile(const Arguments& a, int first_row, long long batch, long long head)
-    : row(first_row + threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 32 / 4),
+    : row(first_row + THREAD_OF(GROUP_THREADS) / 32 * (16 * M_TILES) + threadIdx.x % 32 / 4),
       scale((float)a.scale),
       exponent_scale(SCALE_IS_LATE ? (float)a.scale * LOG2_E : 1.0f),
       softcap((float)a.softcap) {
@@ -335,9 +345,55 @@ struct WarpTile {
     add_values<EDGE>(scores, stage + BLOCK_N * QK_PITCH, count);
   }
 
+  // What the warps of a group have, for the first group: [number][thread], without conflicts of banks.
+  template <typename Each>
+  DEVICE void pass(const Each& each) {
+    int at = THREAD_OF(GROUP_THREADS);
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        each(m, half, at);
+        at += PARTIAL * GROUP_THREADS;
+      }
+  }
+  DEVICE void give(float* partial) {
+    pass([&](int m, int half, int at) {
+      partial[at] = row_max[m][half];
+      partial[at + GROUP_THREADS] = row_sum[m][half];
+#pragma unroll
+      for (int i = 0; i < V_PADDED / 4; ++i) partial[at + (i + 2) * GROUP_THREADS] = sums[m][i / 2][half * 2 + i % 2];
+    });
+  }
+  DEVICE void add(const float* partial) {
+    pass([&](int m, int half, int at) {
+      const float other = partial[at], most = fmaxf(row_max[m][half], other);
+      const float base = most == -INFINITE ? 0.0f : most * exponent_scale;
+      const float own = exp2_of(fmaf(row_max[m][half], exponent_scale, -base));
+      const float factor = exp2_of(fmaf(other, exponent_scale, -base));
+      row_max[m][half] = most;
+      row_sum[m][half] = row_sum[m][half] * own + partial[at + GROUP_THREADS] * factor;
+#pragma unroll
+      for (int i = 0; i < V_PADDED / 4; ++i) {
+        float& sum = sums[m][i / 2][half * 2 + i % 2];
+        sum = sum * own + partial[at + (i + 2) * GROUP_THREADS] * factor;
+      }
+    });
+  }
+
+  // Adds up in the first group what all have, in place of tiles.
+  DEVICE void join(float* partials, int group) {
+    constexpr int kPartial = 2 * M_TILES * PARTIAL * GROUP_THREADS;
+    __syncthreads();  // all tiles have been read
+    if (group > 0) give(partials + (group - 1) * kPartial);
+    __syncthreads();
+#pragma unroll
+    for (int other = 0; group == 0 && other < GROUPS - 1; ++other) add(partials + other * kPartial);
+  }
+
   // Through shared memory, the rows of this warp alone, to write whole lines.
   DEVICE void store(storage_t* shared, storage_t* y, long long stride, int first_row, int queries, bool zero) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * (16 * M_TILES);
+    const int lane = threadIdx.x % 32, first = THREAD_OF(GROUP_THREADS) / 32 * (16 * M_TILES);
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
@@ -373,7 +429,9 @@ struct WarpTile {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Arguments a) {
   extern __shared__ __align__(16) uint4 shared[];
   storage_t* const rows = (storage_t*)shared;  // queries, and at the end results
-  storage_t* const stages = rows + ROWS * (QK_PITCH > V_PITCH ? QK_PITCH : V_PITCH);
+  storage_t* const of_groups = rows + ROWS * (QK_PITCH > V_PITCH ? QK_PITCH : V_PITCH);
+  const int group = GROUPS == 1 ? 0 : threadIdx.x / GROUP_THREADS;
+  storage_t* const stages = of_groups + group * 2 * STAGE_ELEMENTS;
   // With causal attention the tiles of most keys come first.
   const int queries = (int)a.queries;
   const unsigned tiles = (queries + ROWS - 1) / ROWS, blocks = gridDim.x / tiles, heads = (unsigned)a.heads;
@@ -382,26 +440,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
   const long long batch = both / heads, head = both % heads, key_head = head / (unsigned)a.group;
   const int first_row = tile * ROWS, last_row = min(first_row + ROWS, queries) - 1;
   const Keys seen(a);
-  const int begin = seen.first(first_row) / BLOCK_N * BLOCK_N, end = seen.last(last_row);
+  const int begin = (seen.first(first_row) / BLOCK_N + group) * BLOCK_N, end = seen.last(last_row);
 
   const storage_t* const q = a.q + a.q_view.offset + batch * a.q_view.batch + head * a.q_view.head;
   const storage_t* const k = a.k + a.k_view.offset + batch * a.k_view.batch + key_head * a.k_view.head;
   const storage_t* const v = a.v + a.v_view.offset + batch * a.v_view.batch + key_head * a.v_view.head;
   const auto copy_tile = [&](int key, int stage) {
     storage_t* const to = stages + stage * STAGE_ELEMENTS;
-    copy_rows<BLOCK_N, HEAD_SIZE, QK_PADDED>(to, k + key * a.k_view.row, a.k_view.row, seen.keys - key);
-    copy_rows<BLOCK_N, VALUE_SIZE, V_PADDED>(
+    copy_rows<GROUP_THREADS, BLOCK_N, HEAD_SIZE, QK_PADDED>(to, k + key * a.k_view.row, a.k_view.row, seen.keys - key);
+    copy_rows<GROUP_THREADS, BLOCK_N, VALUE_SIZE, V_PADDED>(
       to + BLOCK_N * QK_PITCH, v + key * a.v_view.row, a.v_view.row, seen.keys - key);
   };
 
   grid_dependency_wait();
-  copy_rows<ROWS, HEAD_SIZE, QK_PADDED>(rows, q + first_row * a.q_view.row, a.q_view.row, queries - first_row);
+  copy_rows<THREADS, ROWS, HEAD_SIZE, QK_PADDED>(rows, q + first_row * a.q_view.row, a.q_view.row, queries - first_row);
   commit_copies();
   if (begin < end) copy_tile(begin, 0);
   commit_copies();
 #if ROTARY
   const table_t *const cos = a.cos + batch * a.rotary_batch, *const sin = a.sin + batch * a.rotary_batch;
-  Rotation<ROWS> of_queries(cos, sin, first_row, queries - first_row);
+  Rotation<THREADS, ROWS> of_queries(cos, sin, first_row, queries - first_row);
 #endif
   wait_copies<1>();
   __syncthreads();
@@ -414,18 +472,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
   WarpTile warp(a, first_row, batch, head);
   int stage = 0;
 #pragma unroll 1
-  for (int key = begin; key < end; key += BLOCK_N) {
+  for (int key = begin; key < end; key += GROUPS * BLOCK_N) {
 #if ROTARY && ROTATES_KEYS
-    Rotation<BLOCK_N> of_keys(cos, sin, key, seen.keys - key);
+    Rotation<GROUP_THREADS, BLOCK_N> of_keys(cos, sin, key, seen.keys - key);
 #endif
     wait_copies<0>();
-    __syncthreads();  // this stage is there, and nobody reads the other one any more
-    if (key + BLOCK_N < end) copy_tile(key + BLOCK_N, stage ^ 1);
+    sync_group();  // this stage is there, and nobody reads the other one any more
+    if (key + GROUPS * BLOCK_N < end) copy_tile(key + GROUPS * BLOCK_N, stage ^ 1);
     commit_copies();
     storage_t* const from = stages + stage * STAGE_ELEMENTS;
 #if ROTARY && ROTATES_KEYS
     of_keys.apply(from);
-    __syncthreads();
+    sync_group();
 #endif
     if (key >= seen.first(last_row) && key + BLOCK_N <= seen.last(first_row))
       warp.take<false>(of_q, from, seen, key);
@@ -433,9 +491,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
       warp.take<true>(of_q, from, seen, key);
     stage ^= 1;
   }
+  if (GROUPS > 1) warp.join((float*)of_groups, group);
+  if (group > 0) return;
   // Each warp's rows of the queries are its own, and have been read.
   __syncwarp();
   storage_t* const y = a.y + a.y_view.offset + batch * a.y_view.batch + head * a.y_view.head;
-  if (QK_PITCH != V_PITCH) __syncthreads();
+  if (QK_PITCH != V_PITCH) sync_group();
   warp.store(rows, y + first_row * a.y_view.row, a.y_view.row, first_row, queries, a.zero_where_nothing_is_seen);
 }

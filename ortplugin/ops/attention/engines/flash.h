@@ -8,7 +8,8 @@ namespace ortplugin {
 struct FlashConfig {
   int block_n;  // keys of a tile
   int m_tiles;  // of 16 queries, of a warp
-  int warps;  // of a block
+  int warps;  // of a group
+  int groups;  // of a block, which take tiles of keys in turns
   int copy;  // elements that are copied at once
   int min_blocks;  // of a multiprocessor
 };
