@@ -3,6 +3,7 @@
 A case is a geometry, an epilogue, a layout and a dtype. `expect` says by how much a convolution may be off.
 """
 
+import itertools
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,20 +26,22 @@ Attributes = Mapping[str, Any]
 
 
 class RandomProduct(ProductCase):
-  """A product whose inputs are drawn; the subclass has `products`, how many a sum has.
+  """A product whose inputs are drawn; the subclass has `products`, how many a sum has, and `is_gated` of two products.
 
   `values`: what stands in the first factor, a row of VALUES or "special"; the second is normal, scaled so that sums are
   of the order of one.
   """
 
+  is_gated = False
+
   def inputs(self):
     """The factors and the operands."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-    first, second, *operands = self.shapes
-    value, *others = self.program.parameters
-    scale = 1 / np.sqrt(max(1, self.products))
-    arrays = [made_array(rng, value.dtype, first, self.values), made_array(rng, value.dtype, second, "normal", scale)]
-    return arrays + [made_array(rng, p.dtype, shape, "normal") for p, shape in zip(others, operands, strict=True)]
+    scales = [1 / np.sqrt(max(1, self.products))] * (1 + self.is_gated)
+    scales += [1] * (len(self.shapes) - 1 - len(scales))
+    others = zip(self.dtypes[1:], self.shapes[1:], scales, strict=True)
+    first = made_array(rng, self.dtypes[0], self.shapes[0], self.values)
+    return [first, *(made_array(rng, dtype, shape, "normal", scale) for dtype, shape, scale in others)]
 
 
 @dataclass(frozen=True)
@@ -122,19 +125,24 @@ def expect(case, inputs=None, unit=None):
   return expect_of(case, value, size, int(np.prod(w.shape)) // max(1, w.shape[0]), operands, unit)
 
 
-def expect_of(case, value, size, products, operands, unit=None):
-  """`expect` of any product: its value, the sum of its terms' sizes, and how many they are."""
+def expect_of(case, value, size, products, operands, unit=None, gate_size=None):
+  """`expect` of any product: its value, the sum of its terms' sizes, and how many they are.
+
+  `gate_size`: the same sum of the first operand's terms, where that is a product, too.
+  """
   program = case.program
   arrays = [value, *operands]
   given = pointwise_cases.Case(case.name, case.text, tuple(each.shape for each in arrays))
   expected = pointwise_cases.expect(given, arrays, unit)
   in_double = program.parameters[0].dtype == "double"
   compute = UNIT_ROUNDOFF["double" if in_double else "float"] if unit is None else unit
-  error = compute * (UNITS + 2 * np.sqrt(products)) * size
   exact = pointwise_reference.values(program, arrays)
   slack = list(expected.slack)
-  for sign in (-1, 1):
-    moved = pointwise_reference.values(program, [value + sign * error, *operands])
+  sizes = [size] if gate_size is None else [size, gate_size]
+  for (at, each), sign in itertools.product(enumerate(sizes), (-1, 1)):
+    others = list(arrays)
+    others[at] = arrays[at] + sign * compute * (UNITS + 2 * np.sqrt(products)) * each
+    moved = pointwise_reference.values(program, others)
     for number, result in enumerate(program.results):
       if result.dtype in FLOATING:
         with np.errstate(invalid="ignore"):

@@ -50,6 +50,15 @@ class Case(RandomProduct):
   def products(self):
     return self.shapes[0][-1]
 
+  @property
+  def is_gated(self):
+    """Whether the first operand is weights, too."""
+    return bool(self.attributes.get("gated"))
+
+  @property
+  def constants(self):
+    return tuple(self.names[1 : 2 + self.is_gated]) if self.constant else ()
+
   def node(self):
     program = self.program
     outputs = [output_name(program, result) for result in program.results]
@@ -62,9 +71,12 @@ class Case(RandomProduct):
 def expect(case, inputs=None, unit=None):
   """What `check` compares with; `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   a, b, *operands = case.inputs() if inputs is None else inputs
-  sizes = [np.nan_to_num(np.abs(each.astype(np.float64)), posinf=0) for each in (a, b)]
-  value, size = product(case.trans_b, a, b), product(case.trans_b, *sizes)
-  return expect_of(case, value, size, a.shape[-1], operands, unit)
+  sized = lambda x: np.nan_to_num(np.abs(x.astype(np.float64)), posinf=0)  # noqa: E731
+  size_with = lambda w: product(case.trans_b, sized(a), sized(w))  # noqa: E731
+  gate_size = size_with(operands[0]) if case.is_gated else None
+  if case.is_gated:
+    operands[0] = product(case.trans_b, a, operands[0])
+  return expect_of(case, product(case.trans_b, a, b), size_with(b), a.shape[-1], operands, unit, gate_size)
 
 
 def check(case, outputs, expected=None):
@@ -86,8 +98,24 @@ def made(name, text, dtype, a, n, operands=None, **more):
 
 def transposed(case):
   """The same with B as [N, K]."""
-  a, b, *operands = case.shapes
-  return replace(case, name=f"{case.name}, trans_b", shapes=(a, b[::-1], *operands), trans_b=True)
+  a, *others = case.shapes
+  turned = 1 + case.is_gated
+  shapes = (a, *(each[::-1] for each in others[:turned]), *others[turned:])
+  return replace(case, name=f"{case.name}, trans_b", shapes=shapes, trans_b=True)
+
+
+# v: the gate, of which the node has the weights.
+GATES = {
+  "SwiGLU": "(T c, T v) => (T y) { s = Sigmoid(v) g = Mul(v, s) y = Mul(g, c) }",
+  "GEGLU with biases": "(T c, T v, T b, T b2) => (T y) { d = Add(v, b2) g = Gelu(d) a = Add(c, b) y = Mul(a, g) }",
+  "two results": "(T c, T v, T r) => (T s, T y) { s = Add(c, r) y = Mul(s, v) }",
+}
+
+
+def gated(name, text, dtype, a, n, **more):
+  """`made`, of one of GATES."""
+  attributes = {"gated": 1, **more.pop("attributes", {})}
+  return made(name, text, dtype, a, n, {"v": (a[-1], n)}, attributes=attributes, **more)
 
 
 # A, N.
@@ -107,6 +135,7 @@ GEOMETRIES = {
   "no sums": ((2, 3, 0), 8),
 }
 TWO = "(T c, T u, T v) => (T y) { a = Mul(c, u) y = Add(a, v) }"
+TWO_GATED = "(T y) { a = Mul(c, u) g = Mul(a, v) y = Add(g, p) }"
 # Operands that broadcast inside the rows: A, N, u, v. The last two have no view of three axes of rows.
 INSIDE = {
   "of each image": ((3, 37, 16), 24, (3, 1, 24), (1, 37, 1)),
@@ -137,8 +166,21 @@ def _cases():
     for values in ("special", "large", "denormal", "negative zero", "ones")
     for dtype in FLOATING
   ]
+  cases += [
+    gated(f"gate: {name}, {kind}, {dtype}", text, dtype, *GEOMETRIES[name], values=values)
+    for kind, text in GATES.items()
+    for dtype in FLOATING
+    for name, values in (("odd", "normal"), ("aligned", "normal"), ("six axes", "normal"), ("few rows", "special"),
+                         ("no rows", "normal"), ("no sums", "normal"))
+  ]  # fmt: skip
+  cases += [
+    replace(gated(f"gate inside: {name}, {dtype}", f"(T c, T v, T u, T p) => {TWO_GATED}", dtype, a, n),
+            shapes=(a, (a[-1], n), (a[-1], n), u, v))
+    for name, (a, n, u, v) in INSIDE.items()
+    for dtype in ("float16", "float")
+  ]  # fmt: skip
   cases += [transposed(case) for case in cases]
-  chosen = ("aligned", "bias, Relu", "odd", "few rows", "no sums")
+  chosen = ("aligned", "bias, Relu", "odd", "few rows", "no sums", "gate: ")
   constant = [case for case in cases if case.name.startswith(chosen)]
   return cases + [replace(case, name=f"constant weights: {case.name}", constant=True) for case in constant]
 

@@ -2,10 +2,12 @@
 // have M_TILES MMAs of 64 rows and TILE_N columns. Expects an engine's preamble (engine.h), whose pixels are the rows
 // and whose filters the columns, and as macros M_TILES, TILE_N, COLUMNS (columns that pass through shared memory at
 // once, a chunk of them), VECTOR (columns that are read and written at once) and AHEAD (chunks of operands that are on
-// their way at once, as many as registers have room for).
+// their way at once, as many as registers have room for). With a gate (GATED) the tile's second half has the gate's
+// columns, which stand where those of the first half do.
 
 #define SIZE ((int)sizeof(storage_t))
-#define CHUNKS ((TILE_N + COLUMNS - 1) / COLUMNS)
+#define TILE_COLUMNS (TILE_N / (1 + GATED))  // of the result
+#define CHUNKS ((TILE_COLUMNS + COLUMNS - 1) / COLUMNS)
 #define PITCH (COLUMNS + 8)  // floats: rows that are stored at the same time lie in different banks
 #define VECTORS (COLUMNS / VECTOR)  // of a row
 #define ITEMS (16 * VECTORS / 32)  // of VECTOR columns, of a thread
@@ -27,7 +29,8 @@ struct Epilogue {
   DEVICE int column_of(int chunk) const { return first + chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR; }
   // The last chunk of a tile may be narrower.
   DEVICE bool has_column(int chunk, int m) const {
-    return m < end && (TILE_N % COLUMNS == 0 || chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR < TILE_N);
+    return m < end &&
+      (TILE_COLUMNS % COLUMNS == 0 || chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR < TILE_COLUMNS);
   }
   DEVICE void load(int chunk) {
     const int m = column_of(chunk);
@@ -40,23 +43,39 @@ struct Epilogue {
         operands[chunk % AHEAD][item].load(a, p / IMAGE, p % IMAGE / IMAGE_W, p % IMAGE_W, m, p * FILTERS + m);
     }
   }
+  // A chunk of the product's accumulators, or of the gate's, to shared memory.
+  DEVICE void stage(const float (&sums)[M_TILES][TILE_N / 2], int chunk, int product) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int from = chunk % CHUNKS * (COLUMNS / 2) + j * 4 + half * 2;
+        const float* const pair = sums[chunk / CHUNKS] + product * (TILE_COLUMNS / 2) + from;
+        if (from < TILE_COLUMNS / 2)
+          *(float2*)(staging + (lane / 4 + half * 8) * PITCH + j * 8 + lane % 4 * 2) = {pair[0], pair[1]};
+      }
+    __syncwarp();
+  }
+  DEVICE void read_staged(int item, float (&values)[VECTOR]) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j)
+      values[j] = staging[(item * 32 + lane) / VECTORS * PITCH + lane % VECTORS * VECTOR + j];
+  }
   // take(chunk, item, offset, results): what the program makes of VECTOR columns.
   template <typename Take>
   DEVICE void for_each(const float (&sums)[M_TILES][TILE_N / 2], Take take) {
-    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int chunk = 0; chunk < M_TILES * CHUNKS; ++chunk) {
-      __syncwarp();
+#if GATED
+      float gates[ITEMS][VECTOR];
+      stage(sums, chunk, 1);
 #pragma unroll
-      for (int j = 0; j < COLUMNS / 8; ++j)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int from = chunk % CHUNKS * (COLUMNS / 2) + j * 4 + half * 2;
-          if (from < TILE_N / 2)
-            *(float2*)(staging + (lane / 4 + half * 8) * PITCH + j * 8 + lane % 4 * 2) = {
-              sums[chunk / CHUNKS][from], sums[chunk / CHUNKS][from + 1]};
-        }
-      __syncwarp();
+      for (int item = 0; item < ITEMS; ++item) read_staged(item, gates[item]);
+#endif
+      stage(sums, chunk, 0);
       const int m = column_of(chunk);
       const bool exists = has_column(chunk, m);
       TileOperands<VECTOR>& tile = of_filters[chunk % AHEAD];
@@ -65,13 +84,16 @@ struct Epilogue {
         const int p = row_of(chunk, item);
         if (p >= rows || !exists) continue;
         if (OF_IMAGE) tile.load(a, p / IMAGE, m);
-        const float* const from = staging + (item * 32 + lane) / VECTORS * PITCH + lane % VECTORS * VECTOR;
         float values[VECTOR];
-#pragma unroll
-        for (int j = 0; j < VECTOR; ++j) values[j] = from[j];
+        read_staged(item, values);
         Results<VECTOR> results;
 #pragma unroll
-        for (int j = 0; j < VECTOR; ++j) apply(tile, operands[chunk % AHEAD][item], j, values[j], results);
+        for (int j = 0; j < VECTOR; ++j)
+#if GATED
+          apply(tile, operands[chunk % AHEAD][item], j, values[j], gates[item][j], results);
+#else
+          apply(tile, operands[chunk % AHEAD][item], j, values[j], results);
+#endif
         take(chunk, item, p * FILTERS + m, results);
       }
       if (chunk + AHEAD < M_TILES * CHUNKS) load(chunk + AHEAD);

@@ -42,7 +42,10 @@ struct Contraction {
   // The epilogue. Its operands are the program's second parameter and on; they broadcast to the result's shape.
   std::shared_ptr<const Program> program;
   std::vector<Shape> operands;
-  bool constant_weights = false;  // W is an initializer, so no kernel in front writes it
+  // The program's second parameter is the value of X with one more W, the input behind W. Of gemm alone; it is none of
+  // `operands`.
+  bool gated = false;
+  bool constant_weights = false;  // W is an initializer, so no kernel in front writes it; with a gate both are
   std::vector<bool> constant_operands;  // which of the operands are; empty: none
   // W is that of the convolution that this one is the data gradient of: [channels, filters/groups, ..], rotated by 180
   // degrees.

@@ -44,6 +44,7 @@ from ..passes.layout.windows_last import WINDOWS_LAST
 from ..passes.matmul.batch_first import BATCH_FIRST
 from ..passes.matmul.channel_products import CHANNEL_PRODUCTS
 from ..passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
+from ..passes.matmul.gated_products import GATED_PRODUCTS
 from ..passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ..passes.matmul.matmul_norm import MATMUL_NORM
 from ..passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
@@ -226,6 +227,7 @@ TABLE: tuple[Step, ...] = (
   Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),
   Step(LONE_POINTWISE, QUIET_ROUND, "last of these: what found no neighbour"),
   Step(NORM_ORDER, QUIET_ROUND | GPU, "after all that looks for norms or views; before Transposes are hidden"),
+  Step(GATED_PRODUCTS, QUIET_ROUND | GPU, "after all that looks for products alone"),
   Step(MATMUL_NORM, QUIET_ROUND | GPU, "after all that looks for products or norms, orders of rows included"),
   Step(FUSE_TRANSPOSE, QUIET_ROUND | GPU, "last: it hides Transposes from all that look for them"),
 )

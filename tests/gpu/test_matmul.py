@@ -10,6 +10,7 @@ from conv_cases import BESIDE
 from matmul_cases import (
   BARE,
   BIAS_RELU,
+  GATES,
   INSIDE,
   LAYER_NORM,
   NORM_TEXTS,
@@ -19,6 +20,7 @@ from matmul_cases import (
   TWO,
   check as check_exactly,
   expect,
+  gated,
   made,
   normed,
   transposed,
@@ -103,6 +105,15 @@ LARGE = [
   )
   for dtype in ("float16", "bfloat16", "float")
 ]
+# Of Llama: one kernel, in two forms of tiles; few rows, which are two; columns that fill no tile.
+LARGE += [
+  gated(f"gate: {kind}, {a}, {n}, {dtype}", GATES[kind], dtype, a, n, constant=True,
+        attributes={"allow_tf32": 1} if dtype == "float" else {})
+  for kind, a, n in (("SwiGLU", (1, 256, 1024), 2816), ("GEGLU with biases", (8, 128, 512), 1024),
+                     ("two results", (3000, 256), 1000), ("SwiGLU", (2048, 1024), 2816), ("SwiGLU", (1, 1, 1024), 2816),
+                     ("two results", (300, 64), 72))
+  for dtype in ("float16", "bfloat16", "float")
+]  # fmt: skip
 LARGE += [transposed(case) for case in LARGE]
 large = {case.name: case for case in LARGE}
 
@@ -154,6 +165,8 @@ CHOSEN = [
   replace(large["large: up, bfloat16, trans_b"], attributes={"algorithm": "split"}),
   large["large: up, float"],
   replace(large["large: down, float, trans_b"], attributes=TF32),
+  large["gate: SwiGLU, (1, 256, 1024), 2816, float16, trans_b"],
+  large["gate: two results, (300, 64), 72, float16"],
   made("apart", TWO, "float16", *INSIDE["five axes"][:2], dict(zip("uv", INSIDE["five axes"][2:], strict=True))),
 ]
 chosen = parametrize("case", CHOSEN)
@@ -196,9 +209,13 @@ def test_runs_are_bit_identical(case):
 
 @chosen
 def test_a_cuda_graph_gives_the_same_bits(case):
-  b = case.inputs()[1]
-  check_graph(case.model(), permuted(case, lambda case, found, feeds: check(case, found, [feeds[0], b, *feeds[1:]])
-                                     if case.constant else check(case, found, feeds)))  # fmt: skip
+  def inputs(case, feeds):
+    given = iter(feeds)
+    named = zip(case.names, case.inputs(), strict=True)
+    return [each if name in case.constants else next(given) for name, each in named]
+
+  trials = permuted(case, lambda case, found, feeds: check(case, found, inputs(case, feeds)))
+  check_graph(case.model(), trials)
 
 
 @chosen

@@ -14,6 +14,10 @@ using namespace test;
 
 namespace {
 
+constexpr const char* kGated =
+  "(float16 c, float16 v, float16 b, float16 r) => (float16 y) { g = Sigmoid(v) a = Add(c, b) m = Mul(a, g) "
+  "y = Add(m, r) }";
+
 Contraction Product(DType dtype, int64_t rows, int64_t channels, int64_t filters) {
   Contraction problem = SquareConv(dtype, false, rows, 1, channels, filters, 1, 1, 0, 1);
   problem.constant_weights = rows % 2 == 0;
@@ -74,6 +78,21 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
           CHECK_WITH(config.stages >= 3 && launch.shared_bytes <= device.shared_per_block && launch.blocks > 0,
             ToString(problem.result()));
         }
+
+  // With a gate, whose columns are half of a tile's.
+  for (const auto& [rows, filters] : {std::pair{256, 2816}, {2048, 2816}, {300, 72}, {12608, 3072}, {37, 1002}})
+    for (const DType dtype : {kHalf, kFloat}) {
+      Contraction problem = WithRowsAsBatch(Product(dtype, rows, 768, filters));
+      problem.gated = true;
+      problem.operands = {{filters}, problem.result()};
+      const Program program = ProgramOf({kGated, problem});
+      check(program, problem);
+      const EngineKernel kernel = MakeGemm(program, problem, device);
+      CHECK(kernel.maps.size() == 3 && kernel.maps[2].box_rows == kernel.maps[1].box_rows &&
+        kernel.arguments.size() == kernel.maps[2].word + cuda::kTensorMapWords);
+      const auto alone = FindEngineKernel(program, problem, device, false);
+      CHECK(alone && std::string(alone->entry) == "gemm");
+    }
 
   // With a norm of the rows: of every size of a cluster, several operands, and where there is none.
   const auto norm_of = [](const char* text) { return NormProgram::Parse(text); };

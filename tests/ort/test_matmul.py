@@ -162,6 +162,14 @@ WRONG = {
   **wrong_epilogues(Wrong),
   "trans_b that is no flag": Wrong("trans_b is 2", {"trans_b": 2}),
   "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
+  "a gate that is no flag": Wrong("gated is 2", {"gated": 2}),
+  "a gate of another dtype": Wrong(
+    "must be float", {"gated": 1, "program": "(float c, double v) => (float c, double v) {}"}
+  ),
+  "a gate of another shape": Wrong("it must be B's, [6, 8]", {"gated": 1}, shapes=((2, 5, 6), (6, 8), (6, 7))),
+  "a gate of another shape at the run": Wrong(
+    "it must be B's, [6, 8]", {"gated": 1}, shapes=(UNKNOWN[0], UNKNOWN[1], ("p", "q")), fed=((2, 5, 6), (6, 8), (8, 8))
+  ),
   "lengths that disagree": Wrong("A's last length must be K, 6", shapes=((2, 5, 7), (6, 8), (8,))),
   "B that is transposed": Wrong("which is [N, K]", {"trans_b": 1}),
   "B of three dimensions": Wrong("must have two dimensions", shapes=((2, 5, 6), (2, 6, 8), (8,))),
@@ -187,6 +195,9 @@ WRONG_NORMS = {
       **GIVEN,
       "norm": ("(float x, float g, float h) => (float y) { n = RMSNormalization(x) m = Mul(n, g) y = Add(m, h) }"),
     },
+  ),
+  "a gate": WrongNorm(
+    "gated is 1", {**GIVEN, "program": "(float c, float v) => (float y) { y = Mul(c, v) }", "gated": 1}
   ),
   "a flag that is none": WrongNorm("keeps_product is 2", {**GIVEN, "keeps_product": 2}),
   "another algorithm": WrongNorm("'algorithm'", {**GIVEN, "algorithm": "own"}),

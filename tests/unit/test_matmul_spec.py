@@ -49,11 +49,12 @@ def test_shapes_that_are_partly_known(a, b, wanted):
     (((2, 8), (8,), (6,)), "B has the shape [8]; it must have two dimensions"),
     (((2, 7), (6, 8), (6,)), "its last length must be 8"),
     (((2, 8), (6, 8), (7,)), "'b' of shape [7] does not broadcast to [2, 6]"),
+    (((2, 8), (6, 8), (5, 8)), "the gate's weights have the shape [5, 8]; it must be B's, [6, 8]"),
   ],
 )
 def test_shapes_that_contradict_each_other(shapes, reason):
   with pytest.raises(ModelError) as caught:
-    OPERATOR.infer_shapes(node(), types(*shapes))
+    OPERATOR.infer_shapes(node(gated=int("gate" in reason)), types(*shapes))
   assert "node 'h0/mlp' (FusedMatMul): " in str(caught.value)
   assert reason in str(caught.value)
 
@@ -62,6 +63,11 @@ WRONG = {
   "'program' is missing": {"program": None},
   "trans_b must be 0 or 1": {"trans_b": 2},
   "algorithm must be a string": {"algorithm": 1},
+  "gated must be 0 or 1": {"gated": 2},
+  "second parameter must be float16": {
+    "gated": 1,
+    "program": "(float16 c, float b) => (float y) { s = Cast<to=float>(c) y = Add(s, b) }",
+  },
   "2 inputs, but its program has 3": {"inputs": ["A", "B"]},
   "it must be pointwise": {
     "program": "(float16 c, float16 b) => (float16 y) { n = RMSNormalization(c) y = Add(n, b) }"

@@ -58,6 +58,8 @@ class ConvPlanner {
   ConvPlanner(std::string node, ConvAlgorithm algorithm, const cuda::DeviceFacts& device)
     : node_(std::move(node)), algorithm_(std::move(algorithm)), device_(device) {}
 
+  bool is_auto() const { return algorithm_.kind == ConvAlgorithm::Kind::kAuto; }
+
   // `unaligned`: the numbers of the tensors that are copied. Throws Error where cuDNN is needed and has no plan.
   std::unique_ptr<ConvPlan> Make(const Contraction& given, const std::vector<size_t>& unaligned) const;
 

@@ -5,9 +5,11 @@
 
 docs/operators.md has the meaning in full.
 Inputs: A [.., K] of one dimension or more, B [K, N], [N, K] with `trans_b`, then one operand for each of the program's
-    parameters but the first, in order, of the dtypes declared.
+    parameters but the first, in order, of the dtypes declared. With `gated` the first operand is weights as B is, and
+    the program's second parameter is their product with A.
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape [.., N].
-Errors: FusedConv's of a program and its operands; B of other than two dimensions, A and B that disagree on K.
+Errors: FusedConv's of a program and its operands; B of other than two dimensions, A and B that disagree on K,
+    a gate of another dtype or shape than B.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,6 +42,20 @@ def trans_b_of(node: onnx.NodeProto) -> bool:
   return False
 
 
+def is_gated(node: onnx.NodeProto, program: Program) -> bool:
+  """The node's `gated`. Raises ModelError that names it, also where the program has no such parameter."""
+  given = next((each for each in node.attribute if each.name == "gated"), None)
+  where = f"node '{node.name}' ({node.op_type})"
+  if given is None or (given.type == onnx.AttributeProto.INT and given.i == 0):
+    return False
+  if given.type != onnx.AttributeProto.INT or given.i != 1:
+    raise ModelError(f"{where}: gated must be 0 or 1")
+  value, *operands = program.parameters
+  if not operands or operands[0].dtype != value.dtype:
+    raise ModelError(f"{where}: with gated=1 the program's second parameter must be {value.dtype} as its first is")
+  return True
+
+
 def program_of(node: onnx.NodeProto) -> Program:
   """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
   return read_epilogue(node, own_inputs=2)
@@ -60,13 +76,22 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
       raise ModelError(f"{where}: A has the shape {show(a)}; with B {show(b)} its last length must be {k}")
     return None if a is None else (*a[:-1], n)
 
+  if is_gated(node, program):
+    weights, gate = inputs[1].shape, inputs[2].shape
+    known = [] if weights is None or gate is None else zip(weights, gate, strict=False)
+    if any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in known):
+      where = f"node '{node.name}' ({node.op_type})"
+      raise ModelError(f"{where}: the gate's weights have the shape {show(gate)}; it must be B's, {show(weights)}")
+    value = TensorType(inputs[2].dtype, shape(inputs[0].shape, gate))
+    inputs = [*inputs[:2], value, *inputs[3:]]
   return infer_results(node, program, inputs, shape)
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   """The node as standard ONNX.
 
-  A MatMul, of B transposed with `trans_b`, and the program's operators. (Before opset 13 there is no bfloat16.)
+  A MatMul, of B transposed with `trans_b`, one more for a gate, and the program's operators. (Before opset 13 there is
+  no bfloat16.)
   """
   trans_b, program = trans_b_of(node), program_of(node)
   prefix = f"{node.output[0]}/unfused"
@@ -75,6 +100,9 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   value = program.parameters[0]
   if trans_b:
     b = builder.op("Transpose", b, perm=[1, 0])
+  if is_gated(node, program):
+    weights = builder.op("Transpose", operands[0], perm=[1, 0]) if trans_b else operands[0]
+    operands[0] = builder.op("MatMul", a, weights)
   outputs = {each.name: output for each, output in zip(program.results, node.output, strict=True)}
   result = outputs.get(value.name, f"{prefix}/value")
   builder.op("MatMul", a, b, output=result)
@@ -85,7 +113,8 @@ def reference(
   node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
   """The outputs in NumPy, computed in float64; see reference.py."""
-  return reference_module.matmul(trans_b_of(node), program_of(node), inputs, rounded)
+  trans_b, program = trans_b_of(node), program_of(node)
+  return reference_module.matmul(trans_b, program, inputs, rounded, is_gated(node, program))
 
 
 def device_variants(

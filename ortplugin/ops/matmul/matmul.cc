@@ -16,7 +16,7 @@ constexpr int64_t kFewRows = 64;
 
 void Infer(ShapeContext& context) {
   const MatMulNode node = MatMulNode::Read(context, ProgramText(context, 0, kMatMulInputs));
-  const std::vector<TensorType> inputs = EpilogueInputs(*node.program, kMatMulInputs, context);
+  const std::vector<TensorType> inputs = node.WithGate(EpilogueInputs(*node.program, kMatMulInputs, context));
   InferEpilogue(*node.program, kMatMulInputs, inputs, node.Infer(inputs[0], inputs[1]), &context);
 }
 
@@ -39,7 +39,51 @@ std::vector<size_t> PlacesOf(const Shape& sizes) {
   return {0, 1, 2};
 }
 
+[[noreturn]] void FailGate(const Shape& gate, const Shape& b) {
+  Fail("the gate's weights have the shape ", ToString(gate), "; it must be B's, ", ToString(b));
+}
+
 }  // namespace
+
+Contraction WithoutProgram(Contraction contraction) {
+  const std::string dtype = NameOf(contraction.dtype());
+  contraction.program = std::make_shared<const Program>(Program::Parse("(" + dtype + " c) => (" + dtype + " c) {}"));
+  contraction.operands.clear();
+  contraction.constant_operands.clear();
+  return contraction;
+}
+
+void MatMulNode::ReadGate(int64_t attribute) {
+  if (attribute != 0 && attribute != 1) Fail("gated is ", attribute, "; it must be 0 or 1");
+  gated = attribute == 1;
+  const std::vector<ValueId>& parameters = program->parameters();
+  if (gated && (parameters.size() < 2 || program->value(parameters[1]).dtype != ValueType(*program)))
+    Fail("with gated=1 the program's second parameter is the value of the gate, and must be ",
+      NameOf(ValueType(*program)), " as the first is");
+}
+
+std::vector<Shape> MatMulNode::WithGate(std::vector<Shape> shapes) const {
+  if (!gated) return shapes;
+  Shape& gate = shapes[kMatMulInputs];
+  if (gate != shapes[1]) FailGate(gate, shapes[1]);
+  gate = Result(shapes[0], shapes[1]);
+  return shapes;
+}
+
+std::vector<TensorType> MatMulNode::WithGate(std::vector<TensorType> inputs) const {
+  if (!gated) return inputs;
+  TensorType &gate = inputs[kMatMulInputs], &b = inputs[1];
+  if (gate.has_shape && b.has_shape) {
+    bool fits = gate.shape.size() == b.shape.size();
+    for (size_t i = 0; fits && i < b.shape.size(); ++i)
+      fits = gate.shape[i] == b.shape[i] || gate.shape[i] <= 0 || b.shape[i] <= 0;
+    if (!fits) FailGate(gate.shape, b.shape);
+  }
+  const ort::ElementType type = gate.type;
+  gate = Infer(inputs[0], b);
+  gate.type = type;
+  return inputs;
+}
 
 // 0 is not known either (InferConv).
 TensorType MatMulNode::Infer(const TensorType& a, const TensorType& b) const {
@@ -81,7 +125,8 @@ Shape MatMulNode::Result(const Shape& a, const Shape& b) const {
   return full;
 }
 
-MatMulProblem MatMulNode::Fit(const std::vector<Shape>& shapes, bool session_allows_tf32) const {
+MatMulProblem MatMulNode::Fit(const std::vector<Shape>& given, bool session_allows_tf32) const {
+  const std::vector<Shape> shapes = WithGate(given);
   MatMulProblem problem;
   problem.full = Result(shapes[0], shapes[1]);
   EpilogueAxes(*program, kMatMulInputs, problem.full, shapes);  // throws where one does not broadcast
@@ -107,12 +152,12 @@ MatMulProblem MatMulNode::Fit(const std::vector<Shape>& shapes, bool session_all
       if (size > kLargest) Fail("A has the shape ", ToString(shapes[0]), ": more than ", kLargest, " rows or columns");
   contraction.constant_weights = constant_weights;
   if (problem.is_apart) {
-    const std::string dtype = NameOf(contraction.dtype());
-    contraction.program = std::make_shared<const Program>(Program::Parse("(" + dtype + " c) => (" + dtype + " c) {}"));
+    contraction = WithoutProgram(contraction);
     return problem;
   }
   contraction.program = program;
   contraction.constant_operands = constant_operands;
+  if (gated && !constant_operands.empty()) contraction.constant_operands[0] = false;  // a value, not its weights
   for (size_t i = kMatMulInputs; i < shapes.size(); ++i) {
     Shape operand(4, 1);
     const Shape& strides = axes.strides[i - kMatMulInputs];

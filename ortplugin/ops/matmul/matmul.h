@@ -36,9 +36,13 @@ struct MatMulProblem {
   bool is_apart = false;
 };
 
+// The sums alone.
+Contraction WithoutProgram(Contraction contraction);
+
 // What a node says, whatever the shapes.
 struct MatMulNode {
   bool trans_b = false;
+  bool gated = false;  // the input of the program's second parameter is weights, whose product with A is its value
   std::shared_ptr<const Program> program;  // its first parameter is the product's value
   std::optional<bool> allow_tf32;  // empty: as the session has it
   bool constant_weights = false;
@@ -52,19 +56,25 @@ struct MatMulNode {
     if (trans_b != 0 && trans_b != 1) Fail("trans_b is ", trans_b, "; it must be 0 or 1");
     read.trans_b = trans_b == 1;
     read.program = std::make_shared<const Program>(ParseEpilogue(text));
+    read.ReadGate(node.int_attribute("gated", 0));
     read.allow_tf32 = ReadAllowTf32(node);
     return read;
   }
+  // The attribute `gated`. Throws Error where it is none, or the program has no such parameter.
+  void ReadGate(int64_t attribute);
   // Which inputs of a node are constants.
   void ReadConstants(const NodeInfo& info);
 
   size_t input_count() const { return program->parameters().size() - 1 + kMatMulInputs; }
+  // The inputs, in which the gate's product stands in place of its weights. Throws Error where these contradict B.
+  std::vector<Shape> WithGate(std::vector<Shape> shapes) const;
+  std::vector<TensorType> WithGate(std::vector<TensorType> inputs) const;
   // The result's shape as far as it is known. Throws Error where A and B surely contradict each other.
   TensorType Infer(const TensorType& a, const TensorType& b) const;
   // The result's shape. Throws Error where A and B contradict each other.
   Shape Result(const Shape& a, const Shape& b) const;
-  // In a session that allows TF32 or does not. Throws Error where the shapes of A, B and the operands contradict each
-  // other.
+  // In a session that allows TF32 or does not; a gate's product is an operand. Throws Error where the shapes of A, B
+  // and the operands contradict each other.
   MatMulProblem Fit(const std::vector<Shape>& shapes, bool session_allows_tf32 = false) const;
   bool follows_session() const { return !allow_tf32 && ValueType(*program) == DType::kFloat; }
 };
@@ -88,20 +98,22 @@ class HostMatMul {
   const MatMulNode& node() const { return node_; }
 
  private:
-  void Multiply(ortplugin::Run& run, const std::vector<Tensor>& inputs, int64_t rows, void* value) const;
+  // `weights`: the number of the input.
+  void Multiply(ortplugin::Run& run, const std::vector<Tensor>& inputs, size_t weights, void* value) const;
 
   MatMulNode node_;
   DType dtype_, wide_;  // of A and B, and of what is computed
   HostScratch scratch_;
   StandardOperator gemm_;
-  std::optional<HostOperand> weights_;  // constant ones that are not used as they lie
+  std::optional<HostOperand> weights_[2];  // constant ones, and a gate's, that are not used as they lie
 };
 
 // The same on the GPU, for one combination of shapes. Asynchronous, on ORT's stream.
 struct MatMulPlan {
-  std::unique_ptr<ConvPlan> product;
+  std::optional<cuda::PackedKernel> whole;  // of a product and its gate
+  std::unique_ptr<ConvPlan> product, gate;  // else; the gate's value is in scratch memory
   std::optional<PointwisePlan> program;  // where it is apart; the product's value is in scratch memory then
-  size_t inputs = 0, value_bytes = 0, scratch_bytes = 0;
+  size_t inputs = 0, value_bytes = 0, gate_bytes = 0, scratch_bytes = 0;
 
   // `addresses`: of the inputs, then of the outputs.
   void Run(

@@ -25,7 +25,8 @@ class CpuMatMul : public Kernel {
     const Program& program = *product_.node().program;
     const auto [inputs, shapes] = ReadInputs(program, kMatMulInputs, run);
     const Shape full = product_.node().Result(shapes[0], shapes[1]);
-    EpilogueAxes(program, kMatMulInputs, full, shapes);  // throws before an output of that shape is asked for
+    EpilogueAxes(program, kMatMulInputs, full,
+      product_.node().WithGate(shapes));  // throws before an output of that shape is asked for
     std::vector<void*> outputs;
     for (const ValueId result : program.results())
       outputs.push_back(run.output(outputs.size(), full, SizeOf(program.value(result).dtype)));
@@ -45,9 +46,11 @@ HostMatMul::HostMatMul(const NodeInfo& info, MatMulNode node)
     scratch_(info),
     gemm_(info, "Gemm", "", kOpset, {{"T", ToOrt(wide_)}},
       {{"transA", int64_t{0}}, {"transB", int64_t{node_.trans_b}}, {"alpha", 1.0F}, {"beta", 1.0F}}, kMatMulInputs, 1) {
-  if (const std::optional<Tensor> b = info.constant_input(1)) {
+  for (size_t input = 1; input <= 1u + node_.gated; ++input) {
+    const std::optional<Tensor> b = info.constant_input(input);
+    if (!b) continue;
     HostOperand weights(nullptr, scratch_, dtype_, b->data, b->shape, false);
-    if (weights.data() != b->data) weights_.emplace(std::move(weights));
+    if (weights.data() != b->data) weights_[input - 1].emplace(std::move(weights));
   }
 }
 
@@ -56,7 +59,7 @@ void HostMatMul::Run(ortplugin::Run& run, const std::vector<Tensor>& inputs, con
   std::vector<Shape> shapes;
   for (const Tensor& input : inputs) shapes.push_back(input.shape);
   const Shape full = node_.Result(shapes[0], shapes[1]);
-  const Axes axes = EpilogueAxes(program, kMatMulInputs, full, shapes);
+  const Axes axes = EpilogueAxes(program, kMatMulInputs, full, node_.WithGate(shapes));
   const int64_t count = ElementCount(full);
   if (count == 0) return;
 
@@ -64,26 +67,33 @@ void HostMatMul::Run(ortplugin::Run& run, const std::vector<Tensor>& inputs, con
   const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
   HostScratch::Buffer buffer(nullptr, {&scratch_});
   if (!place) buffer = scratch_.Take(bytes);
-  void* const value = place ? outputs[*place] : buffer.get();
-  if (ElementCount(shapes[0]) == 0)  // sums of nothing
-    std::memset(value, 0, bytes);
-  else
-    Multiply(run, inputs, count / full.back(), value);
+  HostScratch::Buffer gate(nullptr, {&scratch_});
+  if (node_.gated) gate = scratch_.Take(bytes);
+  void* const values[] = {place ? outputs[*place] : buffer.get(), gate.get()};
+  for (size_t i = 0; i <= size_t{node_.gated}; ++i) {
+    if (ElementCount(shapes[0]) == 0)  // sums of nothing
+      std::memset(values[i], 0, bytes);
+    else
+      Multiply(run, inputs, 1 + i, values[i]);
+  }
   if (place && program.statements().empty() && outputs.size() == 1) return;
-  std::vector<ProgramSweep::Input> parameters{{value, wide_}};
-  for (size_t i = kMatMulInputs; i < inputs.size(); ++i)
+  std::vector<ProgramSweep::Input> parameters{{values[0], wide_}};
+  if (node_.gated) parameters.push_back({values[1], wide_});
+  for (size_t i = kMatMulInputs + node_.gated; i < inputs.size(); ++i)
     parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
   ProgramSweep(program, axes, count, parameters, outputs).Run(run);
 }
 
-void HostMatMul::Multiply(ortplugin::Run& run, const std::vector<Tensor>& inputs, int64_t rows, void* value) const {
-  const Tensor &a = inputs[0], &b = inputs[1];
+void HostMatMul::Multiply(ortplugin::Run& run, const std::vector<Tensor>& inputs, size_t weights, void* value) const {
+  const Tensor &a = inputs[0], &b = inputs[weights];
+  const int64_t rows = ElementCount(a.shape) / a.shape.back();
   const HostOperand data(&run, scratch_, dtype_, a.data, a.shape, false);
-  std::optional<HostOperand> weights;
-  if (!weights_) weights.emplace(&run, scratch_, dtype_, b.data, b.shape, false);
+  const std::optional<HostOperand>& constant = weights_[weights - 1];
+  std::optional<HostOperand> given;
+  if (!constant) given.emplace(&run, scratch_, dtype_, b.data, b.shape, false);
   gemm_.Run(run,
     {{data.data(), ToOrt(wide_), {rows, a.shape.back()}},
-      {weights_ ? weights_->data() : weights->data(), ToOrt(wide_), b.shape}},
+      {constant ? constant->data() : given->data(), ToOrt(wide_), b.shape}},
     {{value, ToOrt(wide_), {rows, b.shape[node_.trans_b ? 0 : 1]}}});
 }
 

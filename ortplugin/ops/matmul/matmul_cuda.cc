@@ -1,9 +1,12 @@
 // FusedMatMul on the GPU: a contraction of one-element windows, on the engines and libraries of convolutions.
+#include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "ortplugin/ops/conv/conv_cuda.h"
+#include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/matmul/matmul.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 
@@ -57,6 +60,19 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
   ConvPlanner planner_;
 };
 
+// One kernel for a product and its gate, where either alone would be gemm's.
+std::optional<EngineKernel> FindGated(
+  const MatMulNode& node, const Contraction& product, const cuda::DeviceFacts& device) {
+  const std::optional<EngineKernel> apart = FindEngineKernel(*node.program, product, device, true);
+  if (!apart || std::string_view(apart->entry) != "gemm") return std::nullopt;
+  Contraction both = product;
+  both.gated = true;
+  both.operands.erase(both.operands.begin());
+  both.constant_weights = both.constant_weights && node.constant_operands[0];
+  both.constant_operands.erase(both.constant_operands.begin());
+  return FindEngineKernel(*node.program, both, device, true);
+}
+
 }  // namespace
 
 MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const cuda::DeviceFacts& device,
@@ -65,31 +81,54 @@ MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const 
   const MatMulProblem problem = node.Fit(shapes, variant.session_allows_tf32);
   MatMulPlan plan;
   plan.inputs = shapes.size();
-  if (!problem.is_apart) {
-    plan.product = planner.Make(problem.contraction, unaligned);
-  } else {
-    std::vector<size_t> copied;
-    for (const size_t tensor : unaligned)
-      if (tensor < kMatMulInputs) copied.push_back(tensor);
-    plan.product = planner.Make(problem.contraction, copied);
-    plan.value_bytes =
-      ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * SizeOf(problem.contraction.dtype()));
-    std::vector<Shape> parameters{problem.full};
-    parameters.insert(parameters.end(), shapes.begin() + kMatMulInputs, shapes.end());
-    plan.program = PlanPointwise(*node.program, FitPointwise(*node.program, parameters), device,
-      copied.size() < unaligned.size() ? 1 : kMostVector);
+  if (node.gated && planner.is_auto() && unaligned.empty() && !problem.is_apart)
+    if (const std::optional<EngineKernel> whole = FindGated(node, problem.contraction, device)) {
+      plan.whole = whole->Load(device);
+      return plan;
+    }
+  const size_t value_bytes =
+    ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * SizeOf(problem.contraction.dtype()));
+  std::vector<size_t> of_product, of_gate, of_program;  // what is unaligned of theirs
+  for (const size_t tensor : unaligned) {
+    const bool is_gate = node.gated && tensor == kMatMulInputs;
+    if (tensor == 0 || is_gate) of_gate.push_back(is_gate ? 1 : 0);
+    if (!is_gate) (tensor < kMatMulInputs || !problem.is_apart ? of_product : of_program).push_back(tensor);
   }
-  plan.scratch_bytes = plan.value_bytes + plan.product->scratch_bytes;
+  if (node.gated) {
+    Contraction alone = WithoutProgram(problem.contraction);
+    alone.constant_weights = node.constant_operands[0];
+    plan.gate = planner.Make(alone, of_gate);
+    plan.gate_bytes = value_bytes;
+    plan.scratch_bytes = plan.gate->scratch_bytes;
+  }
+  plan.product = planner.Make(problem.contraction, of_product);
+  if (problem.is_apart) {
+    plan.value_bytes = value_bytes;
+    std::vector<Shape> parameters = node.WithGate(shapes);
+    parameters.erase(parameters.begin());
+    parameters[0] = problem.full;
+    plan.program = PlanPointwise(
+      *node.program, FitPointwise(*node.program, parameters), device, of_program.empty() ? kMostVector : 1);
+  }
+  plan.scratch_bytes = plan.gate_bytes + plan.value_bytes + std::max(plan.scratch_bytes, plan.product->scratch_bytes);
   return plan;
 }
 
 void MatMulPlan::Run(
-  const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
-  if (!program) return product->Run(device, stream, addresses, scratch);
-  product->Run(device, stream, {addresses[0], addresses[1], scratch}, scratch + value_bytes);
+  const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
+  if (whole) return whole->Launch(device, stream, given.data(), given.size());
+  char* const value = scratch + gate_bytes;
+  char* const rest = value + value_bytes;
+  std::vector<void*> addresses = given;
+  if (gate != nullptr) {
+    addresses[kMatMulInputs] = scratch;
+    gate->Run(device, stream, {given[0], given[kMatMulInputs], scratch}, rest);
+  }
+  if (!program) return product->Run(device, stream, addresses, rest);
+  product->Run(device, stream, {addresses[0], addresses[1], value}, rest);
   const auto outputs = addresses.begin() + static_cast<std::ptrdiff_t>(inputs);
   std::vector<const void*> parameters(addresses.begin() + kMatMulInputs, outputs);
-  parameters.insert(parameters.begin(), scratch);
+  parameters.insert(parameters.begin(), value);
   RunPointwise(*program, device, stream, parameters, {outputs, addresses.end()});
 }
 

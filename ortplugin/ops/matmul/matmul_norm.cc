@@ -17,6 +17,7 @@ MatMulNormNode ReadNode(const Node& node) {
   // Where ONNX Runtime gives float for float16, the product's values are float, too.
   if (text != node.string_attribute("program")) norm = WithFloatForHalf(norm);
   MatMulNormNode read{MatMulNode::Read(node, text), NormProgram::Parse(norm), false, {}};
+  if (read.product.gated) Fail("gated is 1; it must be 0, as a product with a norm has no gate");
   const int64_t keeps_product = node.int_attribute("keeps_product", 0);
   if (keeps_product != 0 && keeps_product != 1) Fail("keeps_product is ", keeps_product, "; it must be 0 or 1");
   read.keeps_product = keeps_product == 1;

@@ -49,6 +49,8 @@ def parts(node: onnx.NodeProto) -> tuple[onnx.NodeProto, onnx.NodeProto, int]:
   keeps = given.get("keeps_product")
   if keeps is not None and (keeps.type != AttributeProto.INT or keeps.i not in (0, 1)):
     raise ModelError(f"{where}: keeps_product must be 0 or 1")
+  if "gated" in given and given["gated"].i != 0:
+    raise ModelError(f"{where}: gated must be 0, a product with a norm has no gate")
   algorithm = given.get("algorithm")
   if algorithm is not None and (algorithm.type != AttributeProto.STRING or algorithm.s.decode() not in ALGORITHMS):
     raise ModelError(f"{where}: algorithm must be one of {', '.join(ALGORITHMS)}")

@@ -21,11 +21,14 @@ def product(trans_b: bool, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDAr
 
 
 def matmul(
-  trans_b: bool, program: Program, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+  trans_b: bool, program: Program, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True, gated: bool = False
 ) -> list[npt.NDArray[np.generic]]:
   """The outputs of a FusedMatMul: A, B and the program's other parameters to one array for each result.
 
-  `rounded`: each output has its result's dtype. Otherwise floating outputs are float64 before that last rounding.
+  `gated`: the first of these is weights, which are multiplied by A, too. `rounded`: each output has its result's dtype.
+  Otherwise floating outputs are float64 before that last rounding.
   """
   a, b, *operands = inputs
+  if gated:
+    operands[0] = product(trans_b, a, operands[0])
   return epilogue(program, product(trans_b, a, b), operands, rounded)

@@ -13,8 +13,8 @@ OWN_INPUTS = 2  # A and B; the others are the program's
 
 
 def is_product(scope: Scope, node: gs.Node) -> bool:
-  """Whether the node is a matrix product of ours."""
-  return node.op == NAME and scope.op(node) == f"{DOMAIN}::{NAME}"
+  """Whether the node is a matrix product of ours, and one alone: with a gate its operands are no values."""
+  return node.op == NAME and scope.op(node) == f"{DOMAIN}::{NAME}" and not node.attrs.get("gated", 0)
 
 
 def product_node(name: str, program: Program, inputs: Sequence[gs.Tensor], trans_b: bool) -> gs.Node:

@@ -118,11 +118,12 @@ std::string Stage::Emit() const {
 
 }  // namespace
 
-bool FitsEngines(const Program& program, const Contraction& problem) {
+bool FitsEngines(const Program& program, const Contraction& problem, bool takes_gate) {
   const DType dtype = problem.dtype();
   if (!problem.channels_last) return false;
   if (dtype != DType::kFloat16 && dtype != DType::kBFloat16 && dtype != DType::kFloat) return false;
-  if (program.parameters().size() != problem.operands.size() + 1) return false;
+  if (problem.gated && !takes_gate) return false;
+  if (program.parameters().size() != problem.operands.size() + 1 + problem.gated) return false;
   const int64_t x = problem.batch * problem.rows().size * problem.columns().size * problem.channels;
   const int64_t y = ElementCount(problem.result());
   const int64_t w =
@@ -138,15 +139,17 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
   std::iota(statements.begin(), statements.end(), 0);
   // A depthwise convolution multiplies without rounding.
   const bool is_of_tf32 = problem.dtype() == DType::kFloat && problem.allow_tf32 && problem.groups < problem.channels;
-  std::vector<Stage> stages{{"", program, statements, {{"value", program.parameters()[0]}}, 1,
-    Operands(program, 1, problem.operands, full), 2, is_of_tf32}};
+  const size_t values = 1u + problem.gated;
+  std::vector<Stage> stages{{"", program, statements, {{"value", program.parameters()[0]}}, values,
+    Operands(program, values, problem.operands, full), 1 + values, is_of_tf32}};
+  if (problem.gated) stages[0].given.emplace_back("gate", program.parameters()[1]);
   if (tail != nullptr) {
     const NormProgram& norm = *tail->norm;
-    const size_t values = program.results().size();
-    stages.push_back({"Norm", norm.program, norm.epilogue, {{"s", norm.summed}, {"n", norm.normalized}}, values,
-      Operands(norm.program, values, tail->operands, full), 2 + problem.operands.size(), is_of_tf32});
+    const size_t first = program.results().size();
+    stages.push_back({"Norm", norm.program, norm.epilogue, {{"s", norm.summed}, {"n", norm.normalized}}, first,
+      Operands(norm.program, first, tail->operands, full), 1 + values + problem.operands.size(), is_of_tf32});
   }
-  size_t inputs = 2, outputs = 0;
+  size_t inputs = 1 + values, outputs = 0;
   bool of_image = false;
   for (const Stage& stage : stages) {
     inputs += stage.operands.size();
@@ -181,12 +184,13 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
        << "#define PAD_LEFT " << problem.columns().pad_begin << "\n"
        << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
        << "#define OF_IMAGE " << of_image << "\n"
+       << "#define GATED " << problem.gated << "\n"
        << kCopySource;
   return text.str();
 }
 
 std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem, const NormTail* tail) {
-  size_t addresses = problem.operands.size() + 2 + program.results().size();
+  size_t addresses = problem.operands.size() + 2 + problem.gated + program.results().size();
   if (tail != nullptr) addresses += tail->operands.size() + tail->norm->program.results().size();
   std::vector<uint64_t> arguments(addresses, 0);
   arguments.push_back(static_cast<uint64_t>(problem.batch));

@@ -57,8 +57,8 @@ std::optional<EngineKernel> FindEngineKernel(
 // ---- What the engines share
 
 // For the engines of NHWC: all indices and offsets of the problem's tensors fit 31 bits, and nothing is empty or of a
-// dtype without an engine.
-bool FitsEngines(const Program& program, const Contraction& problem);
+// dtype without an engine. Of a gate nothing but for `takes_gate`.
+bool FitsEngines(const Program& program, const Contraction& problem, bool takes_gate = false);
 
 // A norm of whole rows of the program's results, which are its first parameters: float `prologue(x)` of the only one.
 struct NormTail {
@@ -73,8 +73,9 @@ struct NormTail {
 //   TileOperands<N>:  load(a, n, m): operands that do not depend on the pixel (a bias, a scale of each channel)
 //   PixelOperands<N>: load(a, n, y, x, m, offset): the others; `offset` is that of the pixel's channel m in Y
 //   Results<N>:       store(a, offset), from the output 0 on, or from a third argument on
-//   apply(tile, pixel, j, value, results): the program for channel m + j and the convolution's value of it; with one
-//     argument more its results are set in that place instead of j
+//   apply(tile, pixel, j, value, results): the program for channel m + j and the convolution's value of it, behind
+//     which stands that of the gate where there is one (GATED); with one argument more its results are set in that
+//     place instead of j
 // N channels from m on, a multiple of N, are read and written at once; N must divide M. Also storage_t, X's type. For
 // the epilogue of a norm the same stands with `Norm` before the names; its `apply` has s and n in place of the value.
 std::string ConvPreamble(const Program& program, const Contraction& problem, const NormTail* tail = nullptr);

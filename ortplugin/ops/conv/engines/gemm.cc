@@ -53,8 +53,11 @@ int64_t TileM(int consumers, bool take_turns) { return take_turns ? 128 : 64 * c
 
 int64_t Rows(const Contraction& problem) { return problem.batch * problem.rows().size * problem.columns().size; }
 
+// Of the result, in a tile of so many columns: the others are the gate's.
+int64_t Columns(const Contraction& problem, int64_t tile_n) { return problem.gated ? tile_n / 2 : tile_n; }
+
 int64_t Tiles(const Contraction& problem, int64_t tile_m, int64_t tile_n) {
-  return DivideUp(Rows(problem), tile_m) * problem.groups * DivideUp(problem.group_filters(), tile_n);
+  return DivideUp(Rows(problem), tile_m) * problem.groups * DivideUp(problem.group_filters(), Columns(problem, tile_n));
 }
 
 int64_t Size(const Contraction& problem) { return static_cast<int64_t>(SizeOf(problem.dtype())); }
@@ -96,7 +99,8 @@ int64_t OperandRegisters(const Program& program, const Contraction& problem) {
   for (size_t i = 0; i < problem.operands.size(); ++i) {
     const Shape& shape = problem.operands[i];
     const int64_t columns = shape.empty() || shape.back() != problem.filters ? 1 : vector;
-    const auto size = static_cast<int64_t>(SizeOf(program.value(program.parameters()[i + 1]).dtype));
+    const ValueId parameter = program.parameters()[i + 1 + problem.gated];
+    const auto size = static_cast<int64_t>(SizeOf(program.value(parameter).dtype));
     const bool is_of_rows = !shape.empty() && ElementCount(shape) > shape.back();
     registers += DivideUp(columns * size, int64_t{4}) * (is_of_rows ? items : 1);
   }
@@ -106,8 +110,8 @@ int64_t OperandRegisters(const Program& program, const Contraction& problem) {
 // How many such chunks fit beside the accumulators, what a norm keeps of them, and some thirty registers more.
 int64_t ChunksAhead(const Program& program, const Contraction& problem, const GemmConfig& config, bool is_normalized) {
   const int64_t tiles = config.take_turns ? 2 : 1;  // of 64 rows
-  const int64_t chunks = tiles * DivideUp(int64_t{config.tile_n}, int64_t{kColumns});
-  const int64_t kept = is_normalized ? config.tile_n / 2 + 24 : 0;
+  const int64_t chunks = tiles * DivideUp(Columns(problem, config.tile_n), int64_t{kColumns});
+  const int64_t kept = is_normalized ? config.tile_n / 2 + 24 : problem.gated ? 16 : 0;
   const int64_t room = (config.consumers == 2 && !config.take_turns ? 146 : 200) - tiles * config.tile_n / 2 - kept;
   if (Vector(problem) < 4) return 1;
   return std::clamp(room / std::max<int64_t>(1, OperandRegisters(program, problem)), int64_t{1}, chunks);
@@ -155,15 +159,17 @@ EngineKernel Make(const Program& program, const Contraction& problem, const Gemm
   const cuda::DeviceFacts& device) {
   std::vector<uint64_t> arguments = ConvArguments(program, problem, tail);
   const auto word = static_cast<size_t>(RoundUp(static_cast<int64_t>(arguments.size()), 8));  // of the maps
-  arguments.resize(word + 2 * cuda::kTensorMapWords);
   const auto channels = static_cast<uint64_t>(problem.channels);
   const auto of_group = static_cast<uint64_t>(problem.group_channels());
   const auto rows_of_tile = static_cast<uint32_t>(config.tile_m());
   const bool tf32 = problem.dtype() == DType::kFloat;
-  return {GemmSource(program, problem, config, tail), "gemm", GemmLaunch(problem, config, device), arguments,
-    {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32},
-      {word + cuda::kTensorMapWords, 1, {of_group, static_cast<uint64_t>(problem.filters)}, {of_group},
-        static_cast<uint32_t>(config.tile_n), 0, tf32}}};
+  std::vector<cuda::TensorMap> maps{
+    {word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32}};
+  for (size_t input = 1; input <= 1u + problem.gated; ++input)
+    maps.push_back({word + input * cuda::kTensorMapWords, input, {of_group, static_cast<uint64_t>(problem.filters)},
+      {of_group}, static_cast<uint32_t>(Columns(problem, config.tile_n)), 0, tf32});
+  arguments.resize(word + maps.size() * cuda::kTensorMapWords);
+  return {GemmSource(program, problem, config, tail), "gemm", GemmLaunch(problem, config, device), arguments, maps};
 }
 
 }  // namespace
@@ -174,7 +180,7 @@ bool IsPointwise(const Contraction& problem) {
 }
 
 bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem)) return false;
+  if (!FitsEngines(program, problem, true)) return false;
   if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
   if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
   if (problem.channels * Size(problem) % 16 != 0) return false;  // rows begin at multiples of 16 bytes

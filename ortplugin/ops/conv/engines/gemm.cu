@@ -15,7 +15,7 @@
 #define TILE_M (64 * M_TILES * SHARERS)
 #define ROW (128 / SIZE)  // channels of a swizzled row
 #define K_TILES ((GROUP_CHANNELS + TILE_K - 1) / TILE_K)
-#define GROUP_TILES ((GROUP_FILTERS + TILE_N - 1) / TILE_N)
+#define GROUP_TILES ((GROUP_FILTERS + TILE_COLUMNS - 1) / TILE_COLUMNS)
 #define TILES_N (FILTERS / GROUP_FILTERS * GROUP_TILES)
 #define PRODUCER_WARPS (TAKE_TURNS ? 4 : 2)  // only whole warpgroups give registers away; two of the four do nothing
 #define THREADS (CONSUMERS * 128 + PRODUCER_WARPS * 32)
@@ -26,6 +26,9 @@
 struct GemmArguments {
   Arguments a;
   TensorMap x, w;
+#if GATED
+  TensorMap gate;
+#endif
 };
 
 // Tiles in the order in which blocks take them. Those at work at the same time read the same rows of the larger of x
@@ -39,7 +42,7 @@ struct Tiles {
   DEVICE int row() const { return (ROWS_FIRST ? next % tiles_m : next / TILES_N) * TILE_M; }
   DEVICE int tile_n() const { return ROWS_FIRST ? next / tiles_m : next % TILES_N; }
   DEVICE int group() const { return tile_n() / GROUP_TILES; }
-  DEVICE int column() const { return group() * GROUP_FILTERS + tile_n() % GROUP_TILES * TILE_N; }
+  DEVICE int column() const { return group() * GROUP_FILTERS + tile_n() % GROUP_TILES * TILE_COLUMNS; }
   DEVICE int end() const { return (group() + 1) * GROUP_FILTERS; }
 };
 
@@ -59,6 +62,9 @@ struct Producer {
         copy_box(to + k * (TILE_M * SIZE), &g.x, tiles.group() * GROUP_CHANNELS + channel, tiles.row(), barrier);
       else
         copy_box(to + k * (TILE_N * SIZE), &g.w, channel, tiles.column(), barrier);
+#if GATED
+      if (!OF_X) copy_box(to + k * (TILE_N * SIZE) + TILE_COLUMNS * 128, &g.gate, channel, tiles.column(), barrier);
+#endif
     }
   }
 
