@@ -10,7 +10,8 @@ import onnx.parser
 import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper
+from onnx.numpy_helper import from_array, to_array
 from onnx_models import add_weights, built, op_types, parametrize, parsed
 
 from ortplugin.errors import ModelError
@@ -84,8 +85,8 @@ def test_quantisation_annotations():
 def test_sparse_initializers():
   model = parse("g (float[3,4] x, float[3,4] s) => (float[3,4] y) { y = Add(x, s) }")
   del model.graph.input[1]
-  values = numpy_helper.from_array(np.array([1, 2], np.float32), "s")
-  indices = numpy_helper.from_array(np.array([1, 7], np.int64))
+  values = from_array(np.array([1, 2], np.float32), "s")
+  indices = from_array(np.array([1, 7], np.int64))
   model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [3, 4]))
   assert_round_trip(model)
   graph = import_model(model)
@@ -105,11 +106,9 @@ def test_strings_sequences_and_optionals():
 def test_attributes_of_every_kind():
   model = parse("g (float[N] x) => (float[N] y) { y = custom.Everything(x) }")
   node = model.graph.node[0]
-  tensor = numpy_helper.from_array(np.arange(3, dtype=np.int32), "t")
+  tensor = from_array(np.arange(3, dtype=np.int32), "t")
   body = onnx.parser.parse_graph("b () => (float z) { z = Constant<value=float {1.0}>() }")
-  sparse = helper.make_sparse_tensor(
-    numpy_helper.from_array(np.ones(1, np.float32)), numpy_helper.from_array(np.zeros(1, np.int64)), [4]
-  )
+  sparse = helper.make_sparse_tensor(from_array(np.ones(1, np.float32)), from_array(np.zeros(1, np.int64)), [4])
   kind = helper.make_tensor_type_proto(TensorProto.FLOAT, [2])
   for name, value in {
       "f": 1.5, "i": -3, "s": "text", "b": b"\xff\xfe", "t": tensor, "g": body, "sp": sparse, "tp": kind,
@@ -283,8 +282,8 @@ def test_a_constant_that_changes():
   assert constant.values.tolist() == [1, 2, 3, 4]
   constant.values = np.zeros(4, np.float32)
   exported = export_model(graph, model)
-  assert numpy_helper.to_array(exported.graph.initializer[0]).tolist() == [0, 0, 0, 0]
-  assert numpy_helper.to_array(model.graph.initializer[0]).tolist() == [1, 2, 3, 4]
+  assert to_array(exported.graph.initializer[0]).tolist() == [0, 0, 0, 0]
+  assert to_array(model.graph.initializer[0]).tolist() == [1, 2, 3, 4]
 
 
 def test_the_domain_is_imported_only_where_it_is_used():
@@ -328,12 +327,12 @@ def test_weights_are_left_out_and_put_back():
   assert len(bytes_of(light)) < 1 << 19 < len(before)
   read = import_model(light, weights)
   for each in (read.nodes[0].inputs[1], read.nodes[3].inputs[1]):
-    np.testing.assert_array_equal(each.values, numpy_helper.to_array(weights[each.name]))
+    np.testing.assert_array_equal(each.values, to_array(weights[each.name]))
   graph = import_model(light, weights)
   graph.nodes[3].inputs[1].values = np.zeros((256, 256), np.float32)
   exported = export_model(graph, light)
   put_back(exported, weights)
-  assert numpy_helper.to_array(exported.graph.initializer[3]).max() == 0
+  assert to_array(exported.graph.initializer[3]).max() == 0
   assert exported.graph.initializer[0] == model.graph.initializer[0]
   put_back(light, weights)
   assert bytes_of(light) == bytes_of(model) == before

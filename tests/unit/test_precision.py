@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import annotated, nodes_of, parametrize, parsed
 
-import ortplugin
+from ortplugin import optimize
 from ortplugin.errors import UsageError
 from ortplugin.graph.export import export_model
 from ortplugin.model.annotate import annotate
@@ -104,11 +104,11 @@ def test_bfloat16_where_the_opset_has_it():
 @parametrize("opset", [9, 11, 12])
 def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset):
   old = model("a = MatMul(x, w)  y = Relu(a)", {"w": WEIGHT}, opset=opset)
-  result, report = ortplugin.optimize(old, only=[], precision="bf16")
+  result, report = optimize(old, only=[], precision="bf16")
   assert ops(result) == ["Cast>bfloat", "MatMul", "Relu", "Cast>float"]
   assert (report.opset, result.opset_import[0].version) == ((opset, 13), 13)
   for other in ("fp16", "tf32"):
-    _, report = ortplugin.optimize(old, only=[], precision=other)
+    _, report = optimize(old, only=[], precision=other)
     assert report.opset in (None, (9, 11))
 
 
@@ -137,7 +137,7 @@ def test_what_only_a_rewrite_can_run(name, opset, op, rewrite, kept):
   dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
   reason = f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
   assert found == ({"make_b": reason} if kept else {})
-  _, report = ortplugin.optimize(original, skip=[rewrite], precision=name)
+  _, report = optimize(original, skip=[rewrite], precision=name)
   assert (reason in [each.reason for each in report.near_misses]) is kept
 
 
@@ -346,7 +346,7 @@ def test_casts_of_the_model_become_borders_or_nothing():
   original = model(
     nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs="float16[2,4] x", outputs="float16[2,4] y"
   )
-  optimized, _ = ortplugin.optimize(original, precision="fp16", skip=["fuse-pointwise", "matmul-to-fused"])
+  optimized, _ = optimize(original, precision="fp16", skip=["fuse-pointwise", "matmul-to-fused"])
   assert ops(optimized) == ["MatMul", "Mul", "MatMul"]
 
 
@@ -421,7 +421,7 @@ def test_arithmetic_on_shapes_stays_silently():
 def test_a_limit_converts_the_first_operators():
   result, count, _ = convert(two_products(), limit=1)
   assert (count, ops(result)) == (1, ["Cast>half", "MatMul", "Cast>float", "Relu", "MatMul"])
-  _, report = ortplugin.optimize(two_products(), precision="fp16", limit=2)
+  _, report = optimize(two_products(), precision="fp16", limit=2)
   assert report.converted == 2
 
 
@@ -436,15 +436,15 @@ def test_weights_take_norms_in_float32_first():
     inputs="float[1,2,4,4] x",
     outputs="float[1,2,4,4] y",
   )
-  optimized, _ = ortplugin.optimize(original, precision="fp16")
+  optimized, _ = optimize(original, precision="fp16")
   assert "BatchNormalization" not in ops(optimized)
   # In float16 from the start, the norm before a Conv has to stay: its mean times the weights' rounding is too much.
 
 
 def test_the_same_model_twice_is_the_same(tmp_path):
-  once, report = ortplugin.optimize(two_products(), precision="fp16")
+  once, report = optimize(two_products(), precision="fp16")
   assert report.converted == 3
-  twice, second = ortplugin.optimize(once, precision="fp16")
+  twice, second = optimize(once, precision="fp16")
   assert not second.changes
   assert twice == once
 
@@ -454,16 +454,16 @@ def test_tf32_is_an_attribute_of_convolutions():
   original = model(
     nodes, {"w": np.ones((2, 2, 1, 1), np.float32)}, inputs="float[1,2,4,4] x", outputs="float[1,2,4,4] y"
   )
-  optimized, report = ortplugin.optimize(original, precision="tf32")
+  optimized, report = optimize(original, precision="tf32")
   assert report.rewrites["allow-tf32"] == 1
   (fused,) = nodes_of(optimized, "FusedConv")
   assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 1
-  again, second = ortplugin.optimize(optimized, precision="tf32")
+  again, second = optimize(optimized, precision="tf32")
   assert not second.changes
   assert again == optimized
-  plain, _ = ortplugin.optimize(original)
+  plain, _ = optimize(original)
   assert not any(each.name == "allow_tf32" for n in plain.graph.node for each in n.attribute)
-  exact, report = ortplugin.optimize(optimized, precision="fp32")
+  exact, report = optimize(optimized, precision="fp32")
   assert report.rewrites["forbid-tf32"] == 1
   (fused,) = nodes_of(exact, "FusedConv")
   assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 0
@@ -471,10 +471,10 @@ def test_tf32_is_an_attribute_of_convolutions():
 
 def test_the_report_counts():
   nodes = "a = MatMul(x, w)  b = Exp(a)  c = Tanh(b)  y = MatMul(c, w)"
-  _, report = ortplugin.optimize(model(nodes, {"w": WEIGHT}), precision="fp16")
+  _, report = optimize(model(nodes, {"w": WEIGHT}), precision="fp16")
   assert report.to_dict()["precision"] == {"name": "fp16", "converted": 2, "kept": 2}
   assert NearMiss("precision", "make_b (Exp)", "its results outgrow its inputs") in report.near_misses
-  _, plain = ortplugin.optimize(model(nodes, {"w": WEIGHT}))
+  _, plain = optimize(model(nodes, {"w": WEIGHT}))
   assert plain.to_dict()["precision"] is None
 
 
@@ -486,7 +486,7 @@ def test_mistakes():
     ({"precision": "tf32", "precision_io": True}, "changes no dtype"),
   ):
     with pytest.raises(UsageError, match=words):
-      ortplugin.optimize(two_products(), **arguments)
+      optimize(two_products(), **arguments)
 
 
 def test_bfloat16_fills_masks_with_finite_numbers():

@@ -2,6 +2,7 @@
 
 import onnx
 import onnx.parser
+from node_cases import planar
 from onnx import helper
 from onnx_models import add_weights, parsed
 from pass_helpers import lines, operators, parametrize, programs, reasons, restore, run_pass, run_same
@@ -23,7 +24,7 @@ def graph(nodes, gradients="dX dW dB", outputs="", program=PROGRAM):
   )
   node = model.graph.node[-1]
   del node.attribute[:]
-  attributes = {"program": program, "gradients": gradients, "operands": "X W", "kernel_shape": [3, 3], "pads": [1] * 4}
+  attributes = planar(program=program, gradients=gradients, operands="X W", kernel_shape=3, pads=1)
   node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
   return model
 
@@ -133,7 +134,7 @@ def test_gradients_have_channels_last_between_convolutions():
   program = "(float dy, float y) => (float dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }"
   node = original.graph.node[-1]
   del node.attribute[:]
-  attributes = {"program": program, "gradients": "dX dW dB", "operands": "X W", "kernel_shape": [3, 3], "pads": [1] * 4}
+  attributes = planar(program=program, gradients="dX dW dB", operands="X W", kernel_shape=3, pads=1)
   node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
   optimized, _ = run_same(restore(original), FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, start=original)
   assert operators(optimized).count("ConvGrad") == 1
