@@ -18,7 +18,7 @@ from onnx_models import built, parametrize
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, before_nan, cupy, host, make, python, run, run_bound, same_bits
+from gpu.device import at_offset, before_nan, cupy, host, make, python, run_bound, run_case, same_bits
 from gpu.sessions import Trial, check_all, check_capture, check_graph, check_threads
 from ortplugin.graph import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
@@ -168,7 +168,7 @@ def test_equals_the_reference(case):
   """Where the program is not in cuDNN's kernel, the convolution's value is rounded to its dtype before it."""
   unit = UNIT_ROUNDOFF[case.program.parameters[0].dtype]
   expected = expect_shared(case, unit=unit)
-  found = run(make(case.model()), case)
+  found = run_case(case)
   for number, result in enumerate(case.program.results):
     if result.dtype == "bool" and unit > UNIT_ROUNDOFF["float"]:  # comparisons may turn on that rounding
       assert (found[number] != expected.outputs[number]).mean() < 0.01

@@ -12,7 +12,7 @@ from node_cases import planar, typed
 from onnx_models import parametrize
 
 import ortplugin
-from gpu.device import before_nan, cupy, host, make, poison, run, run_bound
+from gpu.device import before_nan, cupy, host, make, poison, run, run_bound, run_case
 from gpu.sessions import check_addresses, check_all, check_graph, check_repeats, permuted, variants
 from ortplugin.ops.conv_transpose import OPERATOR
 
@@ -59,24 +59,24 @@ chosen = {case.name: case for case in LARGE_CASES} | by_name
 
 @parametrize("case", CASES)
 def test_equals_the_reference(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 @parametrize("case", LARGE_CASES)
 def test_large_tensors(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 @parametrize("case", SHUFFLES)
 def test_pixel_shuffles(capfd, case):
   """A matrix product, and pixels put in their places; nothing is said, so this is how it was done."""
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
   assert "shuffle" not in capfd.readouterr().err
 
 
 def test_what_overlaps_is_not_shuffled(capfd):
   case = replace(by_name["strided, NHWC, float16"], name="overlap", attributes={**GEOMETRIES["strided"][2], **SHUFFLE})
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
   assert "the algorithm 'shuffle' is not used, but auto: its kernel overlaps" in capfd.readouterr().err
 
 

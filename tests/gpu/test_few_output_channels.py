@@ -7,7 +7,7 @@ from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
 from node_cases import planar, typed
 from onnx_models import parametrize
 
-from gpu.device import make, run
+from gpu.device import run_case
 from gpu.sessions import check_graph, permuted
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
@@ -65,7 +65,7 @@ def test_equals_the_reference(capfd, number, dtype, first):
     (SEVERAL, ((filters, 1, 1), None, (batch, 1, 1, 1))),
   ):
     case = case_of(number, dtype, text, operands, first)
-    check(case, run(make(case.model()), case))
+    check(case, run_case(case))
   assert NOT_TAKEN not in capfd.readouterr().err
 
 
@@ -73,7 +73,7 @@ def test_equals_the_reference(capfd, number, dtype, first):
 def test_others_are_not_taken(capfd, attributes):
   case = case_of(2, "float16", BARE, ())
   case = replace(case, attributes={**case.attributes, "output_padding": [0, 0], **attributes})
-  check(case, run(make(case.model()), case), split=True)
+  check(case, run_case(case), split=True)
   assert NOT_TAKEN in capfd.readouterr().err
 
 

@@ -8,7 +8,7 @@ from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
 from node_cases import planar, typed
 from onnx_models import parametrize
 
-from gpu.device import cupy, host, make, run, run_bound
+from gpu.device import cupy, host, make, run_bound, run_case
 from gpu.sessions import check_graph, permuted
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
@@ -83,7 +83,7 @@ def test_equals_the_reference(capfd, number, dtype):
     (SIZES, (None,)),
   ):
     case = case_of(number, dtype, text, operands)
-    check(case, run(make(case.model()), case))
+    check(case, run_case(case))
   assert NOT_TAKEN not in capfd.readouterr().err
 
 

@@ -10,7 +10,7 @@ from ort.host import make as make_on_cpu
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layout
 
 import ortplugin
-from gpu.device import at_offset, cupy, host, make, need_memory, run, run_bound, same_bits
+from gpu.device import at_offset, cupy, host, make, need_memory, run, run_bound, run_case, same_bits
 from gpu.sessions import check_capture, check_replays, check_threads, trial
 from ortplugin.graph import DOMAIN
 
@@ -34,7 +34,7 @@ CHOSEN = (
 
 @parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
-  (y,) = run(make(case.model()), case)
+  (y,) = run_case(case)
   check(case, y)
 
 
@@ -57,7 +57,7 @@ def test_random_windows(layout, seed):
     kind = ("max", "average")[number % 2]
     case = Case(f"random {seed} {number} {shape}", "FusedPool", ("float16", "float")[seed % 2], shape,
                 frozen({"kind": kind, "layout": layout, **window}))  # fmt: skip
-    (y,) = run(make(case.model()), case)
+    (y,) = run_case(case)
     check(case, y)
 
 
@@ -118,7 +118,7 @@ def test_many_runs_are_bit_identical():
     first = run(session, case)
     for _ in range(20):
       assert same_bits(run(session, case), first), name
-    assert same_bits(run(make(case.model()), case), first), name
+    assert same_bits(run_case(case), first), name
 
 
 @parametrize("op", ["FusedPool", "FusedResize"])

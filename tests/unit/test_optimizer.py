@@ -312,7 +312,7 @@ def test_restore_gives_standard_onnx():
 
 def norm_model():
   return parsed(
-    "g (float[n,8] x) => (float[n,8] y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }",
+    "g (float[n,8] x) => (y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }",
     weights={"g": np.ones(8, np.float32), "b": np.zeros(8, np.float32)},
   )
 

@@ -28,7 +28,7 @@ WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 def small_model(weight=WEIGHT, opset=17):
   """y = x @ w + b with a weight of 4 kB."""
   return parsed(
-    "small (float[n,32] x) => (float[n,32] y) { [matmul] m = MatMul(x, w)  [add] y = Add(m, b) }",
+    "small (float[n,32] x) => (y) { [matmul] m = MatMul(x, w)  [add] y = Add(m, b) }",
     opset,
     weights={"w": weight, "b": np.ones(32, np.float32)},
   )
@@ -313,8 +313,8 @@ def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(tmp_path, monkey
 
 def test_weights_in_bodies_go_to_the_second_file_too(tmp_path):
   model = parsed("""g (float[32,32] x, bool c) => (float[32,32] y) {
-    [if] y = If(c) <then_branch = body () => (float[] o) { o = Add(x, inner) },
-                     else_branch = other () => (float[] p) { p = Identity(x) }> }""")
+    [if] y = If(c) <body () => (float[] o) { o = Add(x, inner) },
+                     other () => (float[] p) { p = Identity(x) }> }""")
   model.graph.node[0].attribute[0].g.initializer.append(numpy_helper.from_array(WEIGHT, "inner"))
   save_model(model, tmp_path / "out.onnx", external=True)
   (data,) = tmp_path.glob("*.data")

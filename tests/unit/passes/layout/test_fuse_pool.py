@@ -93,7 +93,7 @@ def test_the_cheapest_place():
   nodes = "a = Relu(c)  b = MaxPool<kernel_shape=[5,5]>(a)  d = Neg(b)  y = LRN<size=3>(d)"
   change(
     model(graph(nodes, out="float[A,B,C,D] y")),
-    into=["Transpose", "FusedConv", "Relu", "FusedPool", "Neg", "Transpose", "LRN"],
+    into="Transpose FusedConv Relu FusedPool Neg Transpose LRN",
   )
 
 

@@ -25,8 +25,8 @@ CASES = {
   "five axes": (graph("2,8,16,16,8", "1 1 2 3 1 1 3 2 1 1"), 3),
   "reflected": (graph("2,16,16,64", "0 1 3 0 0 2 0 0", "reflect"), 2),
   "edges of the last axes of five": (graph("2,2,4,32,64", "0 0 0 3 1 0 0 0 0 2", "edge"), 1),
-  "behind a Transpose": (graph("64,2,20,20", "0 0 1 2 0 0 3 0", before="Transpose<perm=[1,0,2,3]>"), 1),
-  "a plane behind a Transpose": (graph("20,64,20", "0 1 2 0 3 0", before="Transpose<perm=[1,0,2]>"), 1),
+  "behind a Transpose": (graph("64,2,20,20", "0 0 1 2 0 0 3 0", before="Transpose<1,0,2,3>"), 1),
+  "a plane behind a Transpose": (graph("20,64,20", "0 1 2 0 3 0", before="Transpose<1,0,2>"), 1),
 }
 
 
