@@ -83,6 +83,11 @@ def nodes_of(model, op_type):
   return [node for node in model.graph.node if node.op_type == op_type]
 
 
+def initializers(model):
+  """The graph's initializers as arrays, by name."""
+  return {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+
+
 def all_attributes(node):
   """The node's attributes by name."""
   return {each.name: helper.get_attribute_value(each) for each in node.attribute}

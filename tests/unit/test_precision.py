@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from onnx_models import annotated, nodes_of, parametrize, parsed
+from onnx import TensorProto, helper
+from onnx_models import annotated, initializers, nodes_of, parametrize, parsed
 
 from ortplugin import optimize
 from ortplugin.errors import UsageError
@@ -51,10 +51,6 @@ def ops(model):
     f"Cast>{names.get(each.attribute[0].i, each.attribute[0].i)}" if each.op_type == "Cast" else each.op_type
     for each in model.graph.node
   )
-
-
-def initializers(model):
-  return {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
 
 
 WEIGHT = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)

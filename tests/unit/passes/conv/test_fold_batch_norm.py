@@ -1,7 +1,8 @@
 """What scales and shifts a convolution's channels and becomes part of its weights, and what must not."""
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_models import initializers
 from pass_helpers import assert_unchanged, built, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FOLD_BATCH_NORM
@@ -141,7 +142,7 @@ def test_dtypes_that_onnx_runtime_does_not_convolve_on_the_cpu(dtype, rng):
   kind = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype))
   weight = rng.standard_normal((3, 2, 3, 2)).astype(kind)
   optimized, _ = run_pass(typed(dtype, weight.astype(np.float64), 0.25), FOLD_BATCH_NORM, into="Conv")
-  found = {each.name: numpy_helper.to_array(each) for each in optimized.graph.initializer}
+  found = initializers(optimized)
   np.testing.assert_array_equal(found[optimized.graph.node[0].input[1]], weight * kind.type(2))
   np.testing.assert_array_equal(found[optimized.graph.node[0].input[2]], np.full(3, 0.25, kind))  # 0.75 - 0.25 * 2
 
@@ -155,7 +156,7 @@ def test_factors_are_computed_in_double(rng):
   """In float32, 1 / sqrt(v) and its product with the weight would each be rounded."""
   weight = rng.standard_normal((5, 2, 3, 2)).astype(np.float32)
   optimized, _ = run_pass(typed("FLOAT", weight, 0.3), FOLD_BATCH_NORM)
-  found = {each.name: numpy_helper.to_array(each) for each in optimized.graph.initializer}
+  found = initializers(optimized)
   expected = (weight.astype(np.float64) / np.sqrt(np.float64(np.float32(0.3)))).astype(np.float32)
   np.testing.assert_array_equal(found[optimized.graph.node[0].input[1]], expected)
 

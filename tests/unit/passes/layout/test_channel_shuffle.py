@@ -1,6 +1,6 @@
 """Shuffles of channels that become a Gather."""
 
-from onnx import numpy_helper
+from onnx_models import initializers
 from pass_helpers import assert_unchanged, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNEL_SHUFFLE
@@ -21,7 +21,7 @@ def test_shuffles(split, joined):
 
 def test_the_order():
   optimized, _ = run_pass(graph(), CHANNEL_SHUFFLE)
-  (order,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer]
+  (order,) = initializers(optimized).values()
   assert order.tolist() == [0, 3, 1, 4, 2, 5]
 
 

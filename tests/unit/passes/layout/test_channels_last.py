@@ -3,7 +3,8 @@
 import numpy as np
 import onnx
 from layout_helpers import SAME, VALUES, W, between, change, constant, graph, inner
-from onnx import helper, numpy_helper
+from onnx import helper
+from onnx_models import initializers
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,
@@ -36,7 +37,7 @@ def test_one_convolution():
   optimized, result = change(model(graph("y = Identity(c)")), into="Transpose FusedConv Identity Transpose")
   conv = node_of(optimized, "FusedConv")
   assert attribute(conv, "layout") == b"NHWC"
-  (weight,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer if each.name == conv.input[1]]
+  weight = initializers(optimized)[conv.input[1]]
   np.testing.assert_array_equal(weight, VALUES.reshape(4, 4, 3, 3).transpose(0, 2, 3, 1).astype(np.float32))
   assert len(optimized.graph.initializer) == 1
   assert [each.nodes for each in result.changes] == [("'c' (FusedConv)",)]

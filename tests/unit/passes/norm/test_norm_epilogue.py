@@ -74,20 +74,20 @@ def test_gelu_written_out():
 @parametrize(
   "opset, node, statement",
   [
-    (17, "y = Relu(n)", "y = Relu(n)"),
-    (17, "y = LeakyRelu<alpha=0.1>(n)", "y = LeakyRelu<alpha=0.1>(n)"),
-    (17, "y = LeakyRelu(n)", "y = LeakyRelu(n)"),
+    (17, "y = Relu(n)", ""),
+    (17, "y = LeakyRelu<alpha=0.1>(n)", ""),
+    (17, "y = LeakyRelu(n)", ""),
     (17, "y = Elu<alpha=2.0>(n)", "y = Elu<alpha=2>(n)"),
-    (17, "y = Selu(n)", "y = Selu(n)"),
-    (17, "y = HardSigmoid(n)", "y = HardSigmoid(n)"),
-    (17, "y = HardSwish(n)", "y = HardSwish(n)"),
-    (17, "y = Shrink<bias=0.25>(n)", "y = Shrink<bias=0.25>(n)"),
-    (17, "y = Celu(n)", "y = Celu(n)"),
-    (17, "y = ThresholdedRelu(n)", "y = ThresholdedRelu(n)"),
-    (17, "y = Softplus(n)", "y = Softplus(n)"),
-    (18, "y = Mish(n)", "y = Mish(n)"),
-    (20, "y = Gelu(n)", "y = Gelu(n)"),
-    (20, 'y = Gelu<approximate="tanh">(n)', 'y = Gelu<approximate="tanh">(n)'),
+    (17, "y = Selu(n)", ""),
+    (17, "y = HardSigmoid(n)", ""),
+    (17, "y = HardSwish(n)", ""),
+    (17, "y = Shrink<bias=0.25>(n)", ""),
+    (17, "y = Celu(n)", ""),
+    (17, "y = ThresholdedRelu(n)", ""),
+    (17, "y = Softplus(n)", ""),
+    (18, "y = Mish(n)", ""),
+    (20, "y = Gelu(n)", ""),
+    (20, 'y = Gelu<approximate="tanh">(n)', ""),
     (17, "y = PRelu(n, gamma)", "y = PRelu(n, slope)"),
     (17, "y = Clip(n)", "y = Clip(n, -3.4028234663852886e+38, 3.4028234663852886e+38)"),
     (17, "six = float {6.0}  y = Clip(n, , six)", "y = Clip(n, -3.4028234663852886e+38, 6)"),
@@ -98,10 +98,11 @@ def test_gelu_written_out():
   ],
 )
 def test_operators_and_their_attributes(opset, node, statement):
+  """`statement`: what becomes of the node, if that is another text."""
   text = graph(node)
   original = model(text.replace(NORM, NORM_18) if opset >= 18 else text, opset, ir=8 if opset < 20 else 10)
   optimized, _ = run_same(original, *PASSES, into="FusedLayerNorm")
-  assert lines(programs(optimized)[0])[-1] == statement
+  assert lines(programs(optimized)[0])[-1] == (statement or node)
 
 
 @parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx_models import initializers
 from pass_helpers import (
   add_weights,
   assert_same_outputs,
@@ -36,15 +36,20 @@ def scatter(
   return made
 
 
+def elements(indices, axis=0, **given):
+  """y = ScatterElements(x, indices, u), as of `scatter`."""
+  return scatter(indices, op="ScatterElements", attributes=f"<axis={axis}>" if axis else "", **given)
+
+
 def slices(model):
   """axes, constant starts and steps of each UpdateSlice."""
-  given = {each.name: numpy_helper.to_array(each).tolist() for each in model.graph.initializer}
+  given = initializers(model)
   found = []
   for node in model.graph.node:
     if node.op_type == "UpdateSlice":
       attributes = {each.name: list(each.ints) for each in node.attribute}
       axes = attributes["axes"]
-      found.append((axes, given.get(node.input[2], []), attributes.get("steps", [1] * len(axes))))
+      found.append((axes, list(given.get(node.input[2], [])), attributes.get("steps", [1] * len(axes))))
   return found
 
 
@@ -65,19 +70,17 @@ CONSTANT = {
   "columns of all rows": (scatter(GRID, updates="float[3,2,5]"), ([1], [1], [1])),
   "columns of one row": (scatter([[[1, 1], [1, 2]]], updates="float[1,2,5]"), ([0, 1], [1, 1], [1, 1])),
   "columns of one row, flat": (scatter([[1, 1], [1, 2]], updates="float[2,5]"), ([0, 1], [1, 1], [1, 1])),
-  "ScatterElements, a row": (scatter(np.ones((1, 4, 5)), op="ScatterElements"), ([0], [1], [1])),
+  "ScatterElements, a row": (elements(np.ones((1, 4, 5))), ([0], [1], [1])),
   "ScatterElements, a column": (
-    scatter(np.full((3, 1, 5), 2), updates="float[3,1,5]", op="ScatterElements", attributes="<axis=1>"),
+    elements(np.full((3, 1, 5), 2), 1, updates="float[3,1,5]"),
     ([1], [2], [1]),
   ),
   "ScatterElements, a negative axis, int32": (
-    scatter(
-      np.full((3, 4, 1), -1), updates="float[3,4,1]", op="ScatterElements", attributes="<axis=-1>", dtype=np.int32
-    ),
+    elements(np.full((3, 4, 1), -1), -1, updates="float[3,4,1]", dtype=np.int32),
     ([2], [4], [1]),
   ),
   "ScatterElements, a part of each axis": (
-    scatter(np.broadcast_to([[[1]], [[2]]], (2, 3, 5)), updates="float[2,3,5]", op="ScatterElements"),
+    elements(np.broadcast_to([[[1]], [[2]]], (2, 3, 5)), updates="float[2,3,5]"),
     ([0, 1], [1, 0], [1, 1]),
   ),
   "reduction spelled out": (scatter([[1]], opset=18, attributes='<reduction="none">'), ([0], [1], [1])),
@@ -104,16 +107,14 @@ NO_SLICE = {
   "no progression": scatter([[0], [1], [3]], data="float[5,4]", updates="float[3,4]"),
   "a column of several rows, by pairs": scatter([[0, 1], [1, 2]], updates="float[2,5]"),
   "axes that change places": scatter(GRID[..., ::-1], data="float[4,4,5]", updates="float[3,2,5]"),
-  "ScatterElements that differs between columns": scatter(
-    [[0, 1], [1, 0]], data="float[2,2]", updates="float[2,2]", op="ScatterElements"
+  "ScatterElements that differs between columns": elements([[0, 1], [1, 0]], data="float[2,2]", updates="float[2,2]"),
+  "ScatterElements of one row, another place in each column": elements(
+    [[0, 1]], data="float[2,3]", updates="float[1,2]"
   ),
-  "ScatterElements of one row, another place in each column": scatter(
-    [[0, 1]], data="float[2,3]", updates="float[1,2]", op="ScatterElements"
+  "ScatterElements of one column, another place in each row": elements(
+    [[0], [1], [2]], 1, data="float[3,4]", updates="float[3,1]"
   ),
-  "ScatterElements of one column, another place in each row": scatter(
-    [[0], [1], [2]], data="float[3,4]", updates="float[3,1]", op="ScatterElements", attributes="<axis=1>"
-  ),
-  "ScatterElements of one row twice": scatter(np.ones((2, 4, 5)), updates="float[2,4,5]", op="ScatterElements"),
+  "ScatterElements of one row twice": elements(np.ones((2, 4, 5)), updates="float[2,4,5]"),
   "no index at all": scatter(np.zeros((0, 1)), updates="float[0,4,5]"),
   "a reduction": scatter([[1]], opset=18, attributes='<reduction="add">'),
   "around an end of unknown size": scatter([[-1], [0]], data="float[rows,M]", updates="float[2,M]"),
