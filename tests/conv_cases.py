@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 import pointwise_cases
-from node_cases import UNIT_ROUNDOFF, VALUES, Expectation, ProductCase, Shape, check_results, named, output_name, typed
+from node_cases import (
+  UNIT_ROUNDOFF,
+  VALUES,
+  Expectation,
+  ProductCase,
+  Shape,
+  check_results,
+  named,
+  output_name,
+  planar,
+  typed,
+)
 from onnx import helper
 
 from ortplugin.graph.conv_geometry import last, read_attributes
@@ -238,7 +249,7 @@ def pointwise_type(shape):
 # With channels first: X, W, attributes.
 
 GEOMETRIES = {
-  "3x3": ((2, 6, 9, 11), (8, 6, 3, 3), {"pads": [1, 1, 1, 1]}),
+  "3x3": ((2, 6, 9, 11), (8, 6, 3, 3), planar(pads=1)),
   "3x3, not padded": ((2, 5, 9, 11), (7, 5, 3, 3), {}),
   "1x1": ((2, 12, 7, 9), (16, 12, 1, 1), {}),
   "1x1 with strides": ((2, 12, 8, 9), (16, 12, 1, 1), {"strides": [2, 2]}),
@@ -254,22 +265,22 @@ GEOMETRIES = {
   "an even kernel": ((1, 4, 8, 8), (6, 4, 2, 4), {"pads": [0, 1, 1, 2]}),
   "pads larger than the kernel": ((1, 3, 4, 5), (4, 3, 2, 2), {"pads": [3, 4, 2, 5], "strides": [2, 1]}),
   "dilations": ((1, 8, 12, 12), (8, 8, 3, 3), {"dilations": [2, 3], "pads": [2, 3, 2, 3]}),
-  "groups": ((2, 8, 9, 7), (12, 2, 3, 3), {"group": 4, "pads": [1, 1, 1, 1]}),
+  "groups": ((2, 8, 9, 7), (12, 2, 3, 3), planar(group=4, pads=1)),
   "groups of one row": ((2, 8, 9, 7), (4, 2, 3, 3), {"group": 4, "strides": [2, 2]}),
-  "depthwise": ((2, 16, 10, 9), (16, 1, 3, 3), {"group": 16, "pads": [1, 1, 1, 1]}),
+  "depthwise": ((2, 16, 10, 9), (16, 1, 3, 3), planar(group=16, pads=1)),
   "depthwise 5x5 with strides": (
     (2, 24, 11, 12),
     (24, 1, 5, 5),
-    {"group": 24, "pads": [2, 2, 2, 2], "strides": [2, 2]},
+    planar(group=24, pads=2, strides=2),
   ),
-  "depthwise 7x7": ((1, 8, 9, 9), (8, 1, 7, 7), {"group": 8, "pads": [3, 3, 3, 3]}),
+  "depthwise 7x7": ((1, 8, 9, 9), (8, 1, 7, 7), planar(group=8, pads=3)),
   "depthwise, two rows each": ((2, 6, 8, 8), (12, 1, 3, 3), {"group": 6}),
-  "stem": ((2, 3, 20, 18), (16, 3, 7, 7), {"strides": [2, 2], "pads": [3, 3, 3, 3]}),
-  "one channel to one": ((1, 1, 6, 7), (1, 1, 3, 3), {"pads": [1, 1, 1, 1]}),
+  "stem": ((2, 3, 20, 18), (16, 3, 7, 7), planar(strides=2, pads=3)),
+  "one channel to one": ((1, 1, 6, 7), (1, 1, 3, 3), planar(pads=1)),
   "the kernel covers all": ((2, 5, 4, 6), (7, 5, 4, 6), {}),
-  "one pixel": ((1, 5, 1, 1), (7, 5, 3, 3), {"pads": [1, 1, 1, 1]}),
-  "many channels": ((1, 64, 6, 6), (96, 64, 3, 3), {"pads": [1, 1, 1, 1]}),
-  "sizes given": ((1, 4, 6, 6), (8, 4, 3, 3), {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1]}),
+  "one pixel": ((1, 5, 1, 1), (7, 5, 3, 3), planar(pads=1)),
+  "many channels": ((1, 64, 6, 6), (96, 64, 3, 3), planar(pads=1)),
+  "sizes given": ((1, 4, 6, 6), (8, 4, 3, 3), planar(kernel_shape=3, strides=1, dilations=1)),
   "VALID": ((2, 4, 9, 8), (6, 4, 3, 2), {"auto_pad": "VALID", "strides": [2, 1]}),
   "SAME_UPPER": ((2, 4, 9, 8), (6, 4, 4, 2), {"auto_pad": "SAME_UPPER"}),
   "SAME_UPPER with strides": ((2, 4, 9, 8), (6, 4, 3, 4), {"auto_pad": "SAME_UPPER", "strides": [2, 3]}),
@@ -286,9 +297,9 @@ GEOMETRIES = {
   ),
   "1-D, one element with strides": ((2, 6, 20), (8, 6, 1), {"strides": [3]}),
   "3-D, one element with strides": ((2, 5, 5, 6, 7), (6, 5, 1, 1, 1), {"strides": [2, 3, 2]}),
-  "no images": ((0, 6, 9, 11), (8, 6, 3, 3), {"pads": [1, 1, 1, 1]}),
+  "no images": ((0, 6, 9, 11), (8, 6, 3, 3), planar(pads=1)),
   "no rows": ((2, 6, 9, 11), (0, 6, 3, 3), {}),
-  "no channels": ((2, 0, 5, 5), (4, 0, 3, 3), {"pads": [1, 1, 1, 1]}),
+  "no channels": ((2, 0, 5, 5), (4, 0, 3, 3), planar(pads=1)),
   "nothing but padding": ((2, 3, 0, 4), (4, 3, 3, 3), {"pads": [2, 1, 2, 1]}),
 }
 

@@ -18,7 +18,10 @@ from ortplugin.program import FLOATING
 
 @dataclass(frozen=True)
 class Geometry:
-  """A convolution: X is [batch, channels, *size], of `filters` output channels; `rest` makes sizes not divide."""
+  """A convolution: X is [batch, channels, *size], of `filters` output channels; `rest` makes sizes not divide.
+
+  A number for `kernel`, `strides`, `dilations` or `pads` stands for each axis.
+  """
 
   batch: int
   channels: int
@@ -30,6 +33,11 @@ class Geometry:
   pads: Shape = ()
   group: int = 1
   rest: Shape = ()
+
+  def __post_init__(self):
+    for name, ends in (("kernel", 1), ("strides", 1), ("dilations", 1), ("pads", 2)):
+      if isinstance(value := getattr(self, name), int):
+        object.__setattr__(self, name, (value,) * (ends * len(self.size)))
 
   def attributes(self):
     """Those that are not defaults."""
@@ -175,27 +183,25 @@ WIDENED = "(float16 dy) => (float dz) { dz = Cast<to=float>(dy) }"
 SIGMOID = "(T dy, T y) => (T dz, T r) { a = Sub(1, y) b = Mul(a, y) dz = Mul(b, dy) r = Neg(dy) }"
 
 GEOMETRIES = {
-  "3x3": Geometry(2, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)),
-  "1x1": Geometry(2, 5, (6, 7), 3, (1, 1)),
-  "strided": Geometry(2, 3, (9, 7), 4, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+  "3x3": Geometry(2, 3, (7, 9), 4, 3, pads=1),
+  "1x1": Geometry(2, 5, (6, 7), 3, 1),
+  "strided": Geometry(2, 3, (9, 7), 4, 3, strides=2, pads=1),
   "strided with a rest": Geometry(3, 4, (8, 11), 2, (3, 2), strides=(2, 3), pads=(1, 0, 1, 0), rest=(1, 2)),
-  "wide strides": Geometry(2, 2, (9, 10), 3, (2, 2), strides=(3, 4), rest=(2, 1)),
+  "wide strides": Geometry(2, 2, (9, 10), 3, 2, strides=(3, 4), rest=(2, 1)),
   "asymmetric pads": Geometry(1, 3, (6, 5), 2, (3, 4), pads=(0, 2, 2, 1)),
   "dilated": Geometry(2, 2, (9, 11), 3, (3, 2), dilations=(2, 3), pads=(2, 1, 1, 2)),
-  "dilated and strided": Geometry(
-    1, 4, (11, 9), 2, (2, 3), strides=(3, 2), dilations=(2, 3), pads=(1, 1, 1, 1), rest=(1, 1)
-  ),
-  "groups": Geometry(2, 6, (7, 5), 9, (3, 3), pads=(1, 1, 1, 1), group=3),
-  "depthwise": Geometry(2, 8, (6, 6), 8, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=8, rest=(1, 1)),
-  "depth multiplier": Geometry(2, 3, (5, 6), 6, (3, 3), pads=(1, 1, 1, 1), group=3),
-  "kernel is stride": Geometry(2, 3, (4, 6), 5, (2, 2), strides=(2, 2)),
+  "dilated and strided": Geometry(1, 4, (11, 9), 2, (2, 3), strides=(3, 2), dilations=(2, 3), pads=1, rest=(1, 1)),
+  "groups": Geometry(2, 6, (7, 5), 9, 3, pads=1, group=3),
+  "depthwise": Geometry(2, 8, (6, 6), 8, 3, strides=2, pads=1, group=8, rest=(1, 1)),
+  "depth multiplier": Geometry(2, 3, (5, 6), 6, 3, pads=1, group=3),
+  "kernel is stride": Geometry(2, 3, (4, 6), 5, 2, strides=2),
   "1-D": Geometry(3, 4, (19,), 2, (5,), strides=(2,), pads=(2, 1)),
   "3-D": Geometry(2, 2, (4, 5, 3), 3, (3, 2, 3), strides=(1, 2, 1), pads=(1, 0, 1, 1, 1, 1)),
-  "many channels": Geometry(2, 24, (5, 5), 40, (3, 3), pads=(1, 1, 1, 1)),
+  "many channels": Geometry(2, 24, (5, 5), 40, 3, pads=1),
   "large kernel": Geometry(1, 2, (5, 4), 2, (5, 4), pads=(4, 3, 4, 3)),
-  "one pixel": Geometry(3, 8, (1, 1), 6, (1, 1)),
-  "one pixel, padded": Geometry(3, 8, (1, 1), 6, (3, 3), pads=(1, 1, 1, 1)),
-  "to one pixel": Geometry(2, 8, (3, 3), 6, (3, 3)),
+  "one pixel": Geometry(3, 8, (1, 1), 6, 1),
+  "one pixel, padded": Geometry(3, 8, (1, 1), 6, 3, pads=1),
+  "to one pixel": Geometry(2, 8, (3, 3), 6, 3),
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, ProductCase, Shape, compare, named, normal_inputs, output_name, typed
+from node_cases import UNIT_ROUNDOFF, ProductCase, Shape, compare, named, normal_inputs, output_name, planar, typed
 from onnx import helper
 
 from ortplugin.graph import TensorType
@@ -119,33 +119,33 @@ RESIDUAL = "(T c, T b, T r) => (T y, T s) { a = Add(c, b) s = Add(a, r) y = Tanh
 
 # name: x, w, attributes
 GEOMETRIES = {
-  "3x3": ((2, 3, 7, 9), (3, 4, 3, 3), {"pads": [1, 1, 1, 1]}),
+  "3x3": ((2, 3, 7, 9), (3, 4, 3, 3), planar(pads=1)),
   "1x1": ((2, 5, 6, 7), (5, 3, 1, 1), {}),
-  "strided": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-  "output_padding": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 3], "pads": [1, 1, 1, 1], "output_padding": [1, 2]}),
+  "strided": ((2, 3, 5, 4), (3, 4, 3, 3), planar(strides=2, pads=1)),
+  "output_padding": ((2, 3, 5, 4), (3, 4, 3, 3), planar(strides=[2, 3], pads=1, output_padding=[1, 2])),
   "output_shape": ((2, 3, 5, 4), (3, 2, 3, 3), {"strides": [2, 3], "output_shape": [10, 12]}),
   "output_shape, SAME_UPPER": (
     (1, 3, 5, 4),
     (3, 2, 4, 3),
-    {"strides": [2, 2], "output_shape": [11, 8], "auto_pad": "SAME_UPPER"},
+    planar(strides=2, output_shape=[11, 8], auto_pad="SAME_UPPER"),
   ),
   "SAME_UPPER": ((2, 2, 5, 4), (2, 3, 3, 4), {"strides": [2, 3], "auto_pad": "SAME_UPPER"}),
   "SAME_LOWER": ((2, 2, 5, 4), (2, 3, 4, 4), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
   "VALID": ((2, 2, 5, 4), (2, 3, 3, 2), {"strides": [1, 2], "auto_pad": "VALID"}),
   "asymmetric pads": ((1, 3, 6, 5), (3, 2, 3, 4), {"pads": [0, 2, 2, 1]}),
   "dilated": ((2, 2, 6, 5), (2, 3, 3, 2), {"dilations": [2, 3], "pads": [2, 1, 1, 2]}),
-  "groups": ((2, 6, 5, 5), (6, 3, 3, 3), {"pads": [1, 1, 1, 1], "group": 3}),
+  "groups": ((2, 6, 5, 5), (6, 3, 3, 3), planar(pads=1, group=3)),
   "depthwise": (
     (2, 8, 5, 4),
     (8, 1, 3, 3),
-    {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 8, "output_padding": [1, 1]},
+    planar(strides=2, pads=1, group=8, output_padding=1),
   ),
   "kernel is stride": ((2, 3, 4, 6), (3, 5, 2, 2), {"strides": [2, 2]}),
-  "DCGAN": ((2, 24, 4, 4), (24, 16, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  "DCGAN": ((2, 24, 4, 4), (24, 16, 4, 4), planar(strides=2, pads=1)),
   "gaps": ((1, 2, 4, 3), (2, 2, 2, 1), {"strides": [3, 2], "output_padding": [1, 1]}),
   "1-D": ((3, 4, 11), (4, 2, 5), {"strides": [2], "pads": [2, 1]}),
   "3-D": ((2, 2, 4, 3, 3), (2, 3, 3, 2, 3), {"strides": [1, 2, 1], "pads": [1, 0, 1, 1, 1, 1]}),
-  "aligned": ((2, 16, 6, 6), (16, 32, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+  "aligned": ((2, 16, 6, 6), (16, 32, 3, 3), planar(strides=2, pads=1, output_padding=1)),
   "1x1 of one row": ((1, 5, 1, 7), (5, 3, 1, 1), {}),
 }
 

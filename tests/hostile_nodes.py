@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 import sample
+from node_cases import planar
 from onnx import AttributeProto, TensorProto, helper
 from onnx_models import built
 
@@ -102,42 +103,29 @@ def _floats(*shapes, dtype="float"):
   return tuple(Input(dtype, shape) for shape in shapes)
 
 
-CONV = {
-  "kernel_shape": [3, 3],
-  "strides": [1, 2],
-  "dilations": [1, 1],
-  "pads": [1, 1, 1, 1],
-  "group": 1,
-  "auto_pad": "NOTSET",
-  "algorithm": "auto",
-  "allow_tf32": 0,
-}
+CONV = planar(
+  kernel_shape=3, strides=[1, 2], dilations=1, pads=1, group=1, auto_pad="NOTSET", algorithm="auto", allow_tf32=0
+)
 PRODUCT = {"trans_b": 1, "algorithm": "auto", "allow_tf32": 1}
-GRAD = {
-  "kernel_shape": [3, 3],
-  "strides": [1, 2],
-  "dilations": [1, 1],
-  "pads": [1, 1, 1, 1],
-  "group": 1,
-  "output_padding": [0, 0],
-  "transposed": 0,
-  "allow_tf32": 0,
-  "data_algorithm": "auto",
-  "weight_algorithm": "auto",
-  "weight_dtype": "float",
-  "gradients": "dX dW dB",
-  "operands": "X W",
-  "program": "(float g) => (float g) {}",
-}
-POOL = {
-  "kernel_shape": [3, 3],
-  "strides": [2, 1],
-  "dilations": [1, 1],
-  "pads": [1, 0, 1, 1],
-  "auto_pad": "NOTSET",
-  "ceil_mode": 0,
-  "count_include_pad": 0,
-}
+GRAD = planar(
+  kernel_shape=3,
+  strides=[1, 2],
+  dilations=1,
+  pads=1,
+  group=1,
+  output_padding=0,
+  transposed=0,
+  allow_tf32=0,
+  data_algorithm="auto",
+  weight_algorithm="auto",
+  weight_dtype="float",
+  gradients="dX dW dB",
+  operands="X W",
+  program="(float g) => (float g) {}",
+)
+POOL = planar(
+  kernel_shape=3, strides=[2, 1], dilations=1, pads=[1, 0, 1, 1], auto_pad="NOTSET", ceil_mode=0, count_include_pad=0
+)
 RESIZE = {"mode": "linear", "coordinate_transformation_mode": "half_pixel", "nearest_mode": "floor"}
 ATTENTION = {
   "heads": 4,

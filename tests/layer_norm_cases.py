@@ -12,7 +12,7 @@ from onnx import helper
 
 from ortplugin.ops.layer_norm import OPERATOR, order_of
 from ortplugin.ops.layer_norm.reference import in_order, layer_norm, with_groups
-from ortplugin.program import NUMPY_DTYPES
+from ortplugin.program import FLOATING, NUMPY_DTYPES
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def _widths():
   cases = []
   for width in (1, 3, 7, 33, 128, 384, 768, 1023, 5140, 5142, 20480, 40961, 100000):
     rows = 37 if width <= 1023 else 5
-    for dtype in ("float16", "bfloat16", "float", "double"):
+    for dtype in FLOATING:
       shapes = ((rows, width), (width,), (width,))
       cases.append(Case(f"width {width}, {dtype}", typed(AFFINE, dtype), shapes))
     dtype = ("float16", "float")[width % 2]
@@ -366,12 +366,12 @@ def _values():
   shape = (8, 515)
   cases = []
   for values in ("constant rows", "ones", "offset", "large", "large positive", "special rows", "denormal", "spike"):
-    for dtype in ("float16", "bfloat16", "float", "double"):
+    for dtype in FLOATING:
       cases.append(Case(f"{values}, {dtype}", typed(BARE, dtype), (shape,), values))
     for dtype in ("float16", "float"):
       cases.append(Case(f"{values}, RMS, {dtype}", typed(BARE_RMS, dtype), (shape,), values))
   tiny = "(T x) => (T y, T s) { s = Add(x, x) y = RMSNormalization(s) }"
-  for dtype in ("float16", "bfloat16", "float", "double"):
+  for dtype in FLOATING:
     # The sum of two numbers rounds to the same bits from float32 as from float64, in every dtype.
     for values in ("denormal", "large", "special rows", "negative zero"):
       again = "(T x) => (T y, T s, T z) { s = Add(x, x) y = LayerNormalization(s) z = Neg(x) }"
@@ -388,7 +388,7 @@ def _values():
   maxima = """(T x) => (T y, T a, T i, T l) {
       n = LayerNormalization(x) y = Relu(n) a = Max(n, 0.5) i = Min(0.5, n) l = Clip(n, -1, 1)
     }"""
-  for dtype in ("float16", "bfloat16", "float", "double"):
+  for dtype in FLOATING:
     cases.append(Case(f"NaN goes through maxima, {dtype}", typed(maxima, dtype), (shape,), "special rows"))
   overflow = "(T x) => (T y) { n = RMSNormalization(x) y = Mul(n, 40000) }"
   cases.append(Case("results overflow to infinity", typed(overflow, "float16"), (shape,)))
@@ -422,7 +422,7 @@ def _axes():
   ]  # fmt: skip
   cases = []
   for shape in shapes:
-    for dtype in ("float16", "bfloat16", "float", "double"):
+    for dtype in FLOATING:
       n, _, g, r = shape
       name = f"groups {' '.join(map(str, shape))}, {dtype}"
       cases.append(Case(name, typed(GROUPS, dtype), (shape, (g, r), (g, r))))

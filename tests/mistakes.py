@@ -6,9 +6,9 @@ import numpy as np
 def check_mistake(mistake, bert, folder, run):
   """Runs the command among broken files: empty.onnx, cut.onnx, text.onnx, link.onnx (to `bert`) and wrong.npz.
 
-  `mistake`: arguments with {bert} and {tmp}, exit status, words of the message.
+  `mistake`: a command line with {bert} and {tmp}, exit status, words of the message.
   """
-  arguments, expected, words = mistake
+  line, expected, words = mistake
   (folder / "empty.onnx").touch()
   (folder / "cut.onnx").write_bytes(bert.read_bytes()[:2000])
   (folder / "text.onnx").write_text("I am a model, honest.\n")
@@ -16,7 +16,7 @@ def check_mistake(mistake, bert, folder, run):
   np.savez(folder / "wrong.npz", nobody=np.ones(3))
   before = sorted(path.name for path in folder.iterdir())
   model = bert.read_bytes()
-  status, text, errors = run(*(part.format(bert=bert, tmp=folder) for part in arguments))
+  status, text, errors = run(*(part.format(bert=bert, tmp=folder) for part in line.split()))
   assert status == expected
   assert text == ""
   assert errors.count("\n") == 1

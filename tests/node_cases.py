@@ -82,6 +82,15 @@ def named(cases):
   return found
 
 
+def planar(**attributes):
+  """Attributes of a window over two axes: a number stands for each of them, for `pads` at both ends."""
+  counts = {"kernel_shape": 2, "strides": 2, "dilations": 2, "output_padding": 2, "pads": 4}
+  return {
+    name: [value] * counts[name] if name in counts and isinstance(value, int) else value
+    for name, value in attributes.items()
+  }
+
+
 def typed(text, dtype):
   return re.sub(r"\bT\b", dtype, text)
 

@@ -15,16 +15,32 @@ parametrize = pytest.mark.parametrize
 
 _CONSTANT = re.compile(r"(^|(?<=[\]{})>]))(\s*\w+ = )([a-z]+\d*(?:\[[^\]]*\])? \{[^{}]*\})")
 _VECTOR = re.compile(r"(^|(?<=[{})>]))(\s*\w+ = )(\{[-0-9, ]+\})")
+_UNTYPED = re.compile(r"\b((?:b?float|double|u?int|bool|string)\d*(?:\[[^\]]*\])? )(\w+(?:, |\) => \())(?=\w+\s*[,)])")
+_SHORTER = (
+  (re.compile(r"(Transpose<)([0-9, ]+)>"), r"\1perm=[\2]>"),
+  (re.compile(r"(If\(\w+\)\s*<\s*)(?=\w+ \(\) =>)"), r"\1then_branch = "),
+  (re.compile(r"(\},\s*)(?=\w+ \(\) =>)"), r"\1else_branch = "),
+)
 
 
-def in_full(nodes):
-  """Nodes in ONNX's textual syntax, of text in which constants may be 'a = float {0.5}' or 'a = {1, 2}', of int64."""
-  whole = _VECTOR.sub(lambda match: f"{match[2]}int64[{match[3].count(',') + 1}] {match[3]}", nodes)
+def in_full(text):
+  """ONNX's textual syntax of text that may be shorter.
+
+  Constants may be 'a = float {0.5}' or 'a = {1, 2}', of int64. In '(float[N,4] x, y, int64 i) => (float z)' a value
+  without a type has that of the value before it. A permutation may be 'Transpose<1,0>(x)', and the bodies of an If are
+  'If(c) <then () => (float a) { nodes }, otherwise () => (float b) { nodes }>', in this order and of any name.
+  """
+  whole, count = text, 1
+  while count:
+    whole, count = _UNTYPED.subn(r"\1\2\1", whole)
+  for pattern, full in _SHORTER:
+    whole = pattern.sub(full, whole)
+  whole = _VECTOR.sub(lambda match: f"{match[2]}int64[{match[3].count(',') + 1}] {match[3]}", whole)
   return _CONSTANT.sub(r"\1\2Constant<value=\3>()", whole)
 
 
 def parsed(graph, opset=17, ir=8, *, domains=(), weights=None):
-  """A model: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }', the nodes as of `in_full`.
+  """A model: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }', as `in_full` takes it.
 
   `domains` are those in use besides ONNX's own, each in its version 1; `weights` are arrays for more initializers.
   """
@@ -65,6 +81,11 @@ def op_types(model):
 def nodes_of(model, op_type):
   """The graph's nodes of one operator in order."""
   return [node for node in model.graph.node if node.op_type == op_type]
+
+
+def initializers(model):
+  """The graph's initializers as arrays, by name."""
+  return {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
 
 
 def all_attributes(node):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Shape, compare, model_with, named, same_kind
+from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Shape, compare, model_with, named, planar, same_kind
 from onnx import helper
 
 from ortplugin.graph import DOMAIN
@@ -99,25 +99,25 @@ def check(case, output, unit=None, x=None):
 
 # Windows: the attributes and the spatial shape. An average also counts its padding where it has any.
 WINDOWS = {
-  "ResNet's stem": ({"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, (13, 18)),
-  "even halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (12, 10)),
-  "odd halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (7, 9)),
-  "odd halves, rounded up": ({"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}, (7, 9)),
+  "ResNet's stem": (planar(kernel_shape=3, strides=2, pads=1), (13, 18)),
+  "even halves": (planar(kernel_shape=2, strides=2), (12, 10)),
+  "odd halves": (planar(kernel_shape=2, strides=2), (7, 9)),
+  "odd halves, rounded up": (planar(kernel_shape=2, strides=2, ceil_mode=1), (7, 9)),
   "three of four, rounded up": (
-      {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 0, 0], "ceil_mode": 1}, (5, 6)),
+      planar(kernel_shape=3, strides=2, pads=[1, 1, 0, 0], ceil_mode=1), (5, 6)),
   "rounded up, but not into the padding": (
-      {"kernel_shape": [2, 3], "strides": [3, 3], "pads": [0, 0, 1, 2], "ceil_mode": 1}, (4, 7)),
-  "every pixel": ({"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, (5, 6)),
+      planar(kernel_shape=[2, 3], strides=3, pads=[0, 0, 1, 2], ceil_mode=1), (4, 7)),
+  "every pixel": (planar(kernel_shape=3, pads=1), (5, 6)),
   "uneven pads": ({"kernel_shape": [3, 4], "strides": [1, 2], "pads": [1, 0, 2, 3]}, (5, 8)),
   "one pixel": ({"kernel_shape": [1, 1], "strides": [2, 3]}, (5, 8)),
   "SAME_UPPER": ({"kernel_shape": [3, 2], "strides": [2, 1], "auto_pad": "SAME_UPPER"}, (8, 7)),
   "SAME_LOWER": ({"kernel_shape": [3, 2], "strides": [2, 1], "auto_pad": "SAME_LOWER"}, (8, 7)),
-  "VALID": ({"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "VALID"}, (8, 7)),
-  "VALID, rounded up": ({"kernel_shape": [2, 2], "strides": [3, 3], "auto_pad": "VALID", "ceil_mode": 1}, (7, 8)),
+  "VALID": (planar(kernel_shape=3, strides=2, auto_pad="VALID"), (8, 7)),
+  "VALID, rounded up": (planar(kernel_shape=2, strides=3, auto_pad="VALID", ceil_mode=1), (7, 8)),
   "the whole image": ({"kernel_shape": [7, 7]}, (7, 7)),
   "a large window": ({"kernel_shape": [9, 11], "pads": [4, 5, 4, 5], "strides": [2, 3]}, (14, 17)),
-  "dilated": ({"kernel_shape": [3, 3], "dilations": [2, 3], "pads": [2, 2, 2, 2]}, (9, 11)),
-  "dilated over nothing": ({"kernel_shape": [2, 2], "dilations": [2, 2], "pads": [1, 1, 1, 1]}, (1, 3)),
+  "dilated": (planar(kernel_shape=3, dilations=[2, 3], pads=2), (9, 11)),
+  "dilated over nothing": (planar(kernel_shape=2, dilations=2, pads=1), (1, 3)),
   "a line": ({"kernel_shape": [3], "strides": [2], "pads": [1, 1]}, (17,)),
   "a dilated line": ({"kernel_shape": [5], "dilations": [3]}, (29,)),
   "a volume": ({"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}, (6, 5, 4)),
@@ -176,7 +176,7 @@ def _global():
 
 
 def _values():
-  window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+  window = planar(kernel_shape=3, strides=2, pads=1)
   return [
     Case(f"{values}, {kind}, {layout}, {dtype}", "FusedPool", dtype, in_layout(layout, 2, 16, (12, 11)),
          frozen({"kind": kind, "layout": layout, **({} if kind.startswith("global") else window)}), values)
@@ -188,7 +188,7 @@ def _values():
 
 
 def _empty():
-  window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+  window = planar(kernel_shape=2, strides=2)
   made = []
   for layout in ("NCHW", "NHWC"):
     for batch, channels in ((0, 3), (2, 0)):
@@ -198,7 +198,7 @@ def _empty():
         made.append(Case(f"{kind}, nothing, {shape}", "FusedPool", "float", shape, attributes))
     shape = in_layout(layout, 0, 3, (4, 0))  # a spatial dimension may be 0 where the batch is
     for kind in ("max", "average"):
-      attributes = frozen({"kind": kind, "layout": layout, "kernel_shape": [3, 3], "pads": [1] * 4})
+      attributes = frozen(planar(kind=kind, layout=layout, kernel_shape=3, pads=1))
       made.append(Case(f"{kind}, nothing, {shape}", "FusedPool", "float", shape, attributes))
     for batch, channels in ((0, 3), (2, 0)):
       shape = in_layout(layout, batch, channels, (4, 6))
@@ -214,7 +214,7 @@ def _empty():
   for name, given, spatial in (
     ("no windows", {"kernel_shape": [3, 2], "strides": [2, 1]}, (1, 6)),
     ("no windows at all", {"kernel_shape": [2, 5], "strides": [1, 3], "pads": [0, 1, 0, 0]}, (1, 2)),
-    ("no windows, rounded up", {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}, (1, 5)),
+    ("no windows, rounded up", planar(kernel_shape=[3, 2], strides=2, ceil_mode=1), (1, 5)),
     ("a window beyond the image", {"kernel_shape": [5, 4], "strides": [4, 3], "ceil_mode": 1}, (2, 6)),
     ("a window beyond the image by less than a stride", {"kernel_shape": [5, 4], "strides": [4, 3]}, (2, 6)),
     ("no windows of a line", {"kernel_shape": [2], "dilations": [3]}, (3,)),
@@ -300,8 +300,8 @@ def _empty_resize():
 
 CASES = (*_windows(), *_global(), *_values(), *_empty(), *_resize(), *_empty_resize())
 
-_STEM = {"kind": "max", "kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
-_HALF = {"kind": "average", "kernel_shape": [2, 2], "strides": [2, 2]}
+_STEM = planar(kind="max", kernel_shape=3, strides=2, pads=1)
+_HALF = planar(kind="average", kernel_shape=2, strides=2)
 _TWICE = {"mode": "linear", "scales": (2.0, 2.0)}
 
 # Enough elements for every core and every block.

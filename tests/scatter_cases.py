@@ -17,8 +17,8 @@ from onnx import TensorProto, helper
 from ortplugin.graph import DOMAIN
 from ortplugin.ops import find
 from ortplugin.ops.scatter import attributes_of, reference
+from ortplugin.program import FLOATING
 
-FLOATING = ("float16", "bfloat16", "float", "double")
 ARITHMETIC = (*FLOATING, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 ONNX_DTYPES = {
   name: (kind := TensorProto.DataType.Value(name.upper()), np.dtype(helper.tensor_dtype_to_np_dtype(kind)))

@@ -1,6 +1,6 @@
 """The form in which a model is judged where ONNX leaves NaN open, or ONNX Runtime differs from ONNX on it or on -0."""
 
-from onnx import helper
+from onnx.helper import make_node
 
 from . import maxima, resizes, selections
 from .emulate import respelled
@@ -28,10 +28,10 @@ def _of_nan(node, dtype, name):
 
 def _spelled(node, name):
   x = node.input[0]
-  yield helper.make_node("Neg", [x], [f"{name}/negated"])
-  yield helper.make_node("Less", [x, f"{name}/negated"], [f"{name}/below"])
-  yield helper.make_node("Less", [f"{name}/negated", x], [f"{name}/above"])
-  yield helper.make_node("Or", [f"{name}/below", f"{name}/above"], [f"{name}/other"])
-  yield helper.make_node("Sign", [x], [f"{name}/sign"])
-  yield helper.make_node("Sub", [x, x], [f"{name}/nothing"])
-  yield helper.make_node("Where", [f"{name}/other", f"{name}/sign", f"{name}/nothing"], list(node.output))
+  yield make_node("Neg", [x], [f"{name}/negated"])
+  yield make_node("Less", [x, f"{name}/negated"], [f"{name}/below"])
+  yield make_node("Less", [f"{name}/negated", x], [f"{name}/above"])
+  yield make_node("Or", [f"{name}/below", f"{name}/above"], [f"{name}/other"])
+  yield make_node("Sign", [x], [f"{name}/sign"])
+  yield make_node("Sub", [x, x], [f"{name}/nothing"])
+  yield make_node("Where", [f"{name}/other", f"{name}/sign", f"{name}/nothing"], list(node.output))

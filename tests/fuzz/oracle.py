@@ -23,6 +23,7 @@ some runs move what is narrow alone.
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx_models import initializers
 
 from ortplugin.graph import walk_nodes
 
@@ -185,7 +186,7 @@ def is_undefined(model, feeds, halves=False):
   input's. A float that no integer is, cast to one, is anything. A product of so many numbers that those above 1 alone
   are infinite and those below 1 alone are 0 is 0, infinite or NaN, by their order.
   """
-  values = {**feeds, **{each.name: numpy_helper.to_array(each) for each in model.graph.initializer}}
+  values = {**feeds, **initializers(model)}
   values.update(all_values(model, feeds))
   for node in model.graph.node:
     if node.op_type == "Concat":

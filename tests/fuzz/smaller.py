@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, helper, numpy_helper
+from onnx import AttributeProto, helper
+from onnx.numpy_helper import from_array, to_array
 
 from .evaluate import make_session, run, to_onnx
 from .generate import drop_imports, reads
@@ -114,7 +115,7 @@ def bypassed(case, at):
   node = case.oracle.graph.node[at]
   if values is None or len([name for name in node.output if name]) != 1:
     return
-  values = {**{t.name: numpy_helper.to_array(t) for t in case.oracle.graph.initializer}, **case.feeds[0], **values}
+  values = {**{t.name: to_array(t) for t in case.oracle.graph.initializer}, **case.feeds[0], **values}
   made = values.get(node.output[0])
   if made is None or node.output[0] in {each.name for each in case.oracle.graph.output}:
     return
@@ -159,7 +160,7 @@ def resized(case, size, smaller, how):
 
   model = copy(case)
   for tensor in tensors(model.graph):
-    tensor.CopyFrom(numpy_helper.from_array(array(numpy_helper.to_array(tensor)), tensor.name))
+    tensor.CopyFrom(from_array(array(to_array(tensor)), tensor.name))
   for value in [*model.graph.input, *model.graph.output]:
     for dim in value.type.tensor_type.shape.dim:
       if dim.dim_value == size:
@@ -191,9 +192,9 @@ def tensors(graph):
 def ones(case, name):
   model = copy(case)
   for tensor in model.graph.initializer:
-    array = numpy_helper.to_array(tensor)
+    array = to_array(tensor)
     if tensor.name == name and array.dtype.kind == "f" and not (array == 1).all():
-      tensor.CopyFrom(numpy_helper.from_array(np.ones_like(array), name))
+      tensor.CopyFrom(from_array(np.ones_like(array), name))
       return rebuilt(case, model, case.feeds)
   return None
 
@@ -204,7 +205,7 @@ def rounded(case, digits):
 
   model = copy(case)
   for tensor in tensors(model.graph):
-    tensor.CopyFrom(numpy_helper.from_array(array(numpy_helper.to_array(tensor)), tensor.name))
+    tensor.CopyFrom(from_array(array(to_array(tensor)), tensor.name))
   return rebuilt(case, model, [{name: array(each) for name, each in given.items()} for given in case.feeds])
 
 

@@ -42,7 +42,7 @@ WANTED = {
 
 def model_of(nodes, dtype="double"):
   opset = 18 if "HardSwish" in nodes else 20  # later ones lack its kernel of double
-  graph = f"model ({dtype}[n] x) => ({dtype}[n] y) <{dtype}[1] b = {{0.333333333333333333}}> {{ {nodes} }}"
+  graph = f"model ({dtype}[n] x) => (y) <{dtype}[1] b = {{0.333333333333333333}}> {{ {nodes} }}"
   return parsed(graph, opset, 9, domains=["ortplugin", "com.microsoft"])
 
 
@@ -73,9 +73,7 @@ def test_what_stays():
   for model in (model_of(NODES["Shrink"], "float"), model_of("y = Tanh(x)"), model_of("y = Gelu(x)")):
     assert in_double(model) == model
   body = model_of(
-    "t = bool {1} "
-    "y = If(t) <then_branch = g () => (double[n] z) { z = Shrink(x) }, "
-    "else_branch = h () => (double[n] z) { z = Neg(x) }>"
+    "t = bool {1} y = If(t) <then () => (double[n] z) { z = Shrink(x) }, else () => (double[n] z) { z = Neg(x) }>"
   )
   got = run(make_session(in_double(body).SerializeToString()), {"x": X})["y"]
   np.testing.assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
@@ -186,7 +184,7 @@ def test_small_values_of_other_dtypes_stay():
 def test_small_values_in_a_body_s_own_names():
   """Whose dtypes only the body's outputs say."""
   model = parsed("""g (float[2] s, float[1,2] x) => (float[2] t, float[1,2] y) {
-        t, y = Scan <num_scan_inputs=1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
+        t, y = Scan <num_scan_inputs=1, body = b (float[2] a, c) => (d, e) {
             d = Add(a, c)  e = Sigmoid(d) }> (s, x) }""", 12, 7)  # fmt: skip
   form = through_double(model)
   feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}

@@ -12,17 +12,17 @@ from fuzz.providers import Provider
 from fuzz.reference import Reference
 from ortplugin.program import NUMPY_DTYPES
 
-MODEL = parsed("""model (float[1,2,2,2] x) => (float[1,2,2,2] y, int64[4] s) <float[2,1,1,1] w = {1,2}>
+MODEL = parsed("""model (float[1,2,2,2] x) => (y, int64[4] s) <float[2,1,1,1] w = {1,2}>
     { c = Conv <group=2, kernel_shape=[1,1]>(x, w)  y = Sigmoid(c)  s = Shape(y) }""")
-NORM = parsed("""model (float[1,2,2,2] x) => (float[1,2,2,2] y, int64[4] s) <float[2] w = {1,2}>
+NORM = parsed("""model (float[1,2,2,2] x) => (y, int64[4] s) <float[2] w = {1,2}>
     { y = LayerNormalization(x, w)  s = Shape(y) }""")
 
 
-CLIPPED = parsed("""model (float[1,2,2,2] x) => (float[1,2,2,2] y, int64[4] s)
+CLIPPED = parsed("""model (float[1,2,2,2] x) => (y, int64[4] s)
     <float[2,1,1,1] w = {1,2}, float low = {0}, float high = {6}>
     { c = Conv <group=2, kernel_shape=[1,1]>(x, w)  y = Clip(c, low, high)  s = Shape(y) }""")
 
-ROOTED = parsed("""model (float[1,2,2,2] x) => (float[1,2,2,2] y, float[1,2,2,2] r)
+ROOTED = parsed("""model (float[1,2,2,2] x) => (y, r)
     <float[2,1,1,1] w = {1,2}, float low = {0}, float high = {6}>
     { c = Conv <group=2, kernel_shape=[1,1]>(x, w)  y = Clip(c, low, high)  r = Sqrt(x) }""")
 

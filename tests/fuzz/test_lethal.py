@@ -72,7 +72,7 @@ def test_a_case_is_unfit_and_its_other_feeds_are_judged(library, name, shape):
 )
 def test_what_is_empty_beside_it_does_not_count(library, x, other, words):
   model = parsed("""g (float[S,A,1] x, float[N] z) => (float[?,?,?,?] y, float[?] n) <float[1,4,1] w = {1,2,3,4}> {
-        a = Transpose<perm=[1,0,2]>(x)  b = Transpose<perm=[1,0,2]>(a)  y = LSTM<hidden_size=1>(b, w, w)
+        a = Transpose<1,0,2>(x)  b = Transpose<1,0,2>(a)  y = LSTM<hidden_size=1>(b, w, w)
         n = Neg(z) }""")
   feeds = {"x": np.ones(x, np.float32), "z": np.ones(other, np.float32)}
   assert lethal.of_model(model, feeds) == words
@@ -92,7 +92,7 @@ def test_no_pixels_in_half(library):
     inputs = [np.ones(shape, np.float16), ones, ones]
     assert bool(lethal.of_node("InstanceNormalization", inputs)) == (shape == shapes[0])
     assert not lethal.of_node("InstanceNormalization", [each.astype(np.float32) for each in inputs])
-  model = parsed("g (float[N,C,P] x) => (float[N,C,P] y) <float[1] s = {1}> { y = InstanceNormalization(x, s, s) }")
+  model = parsed("g (float[N,C,P] x) => (y) <float[1] s = {1}> { y = InstanceNormalization(x, s, s) }")
   assert lethal.of_model(model, {"x": np.ones((1, 1, 0), np.float32)})
   assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
 
@@ -107,7 +107,7 @@ def test_regions_of_no_pixels():
   "name, body",
   [
     ("float[1,16,H,W] x", "p = MaxPool<kernel_shape=[2,2]>(x)  y = Neg(p)"),
-    ("float16[2,2,H] x", "p = Transpose<perm=[1,0,2]>(x)  q = MatMul(p, b)  y = Unsqueeze(q, a)"),
+    ("float16[2,2,H] x", "p = Transpose<1,0,2>(x)  q = MatMul(p, b)  y = Unsqueeze(q, a)"),
   ],
 )
 def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library, name, body):

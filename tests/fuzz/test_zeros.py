@@ -11,7 +11,7 @@ from fuzz.zeros import signed
 
 
 def model_of(nodes, dtype="float"):
-  return parsed(f"model ({dtype}[4] x) => ({dtype}[4] y) <{dtype} zero = {{0}}> {{ {nodes} }}")
+  return parsed(f"model ({dtype}[4] x) => (y) <{dtype} zero = {{0}}> {{ {nodes} }}")
 
 
 def bits(model, x):

@@ -38,6 +38,11 @@ def run(session, case):
   return host(ortplugin.run(session, case.feeds()))
 
 
+def run_case(case):
+  """The outputs in a session of its own."""
+  return run(make(case.model()), case)
+
+
 def same_bits(got, wanted):
   return all((bits(a) == bits(b)).all() for a, b in zip(got, wanted, strict=True))
 

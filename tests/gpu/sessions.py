@@ -12,7 +12,7 @@ from node_cases import Array
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, bind, cupy, host, keep_busy, make, python, run, run_bound, same_bits
+from gpu.device import at_offset, bind, cupy, host, keep_busy, make, python, run, run_bound, run_case, same_bits
 from ortplugin.graph import TensorType
 from ortplugin.ops import find
 from ortplugin.session import onnxruntime
@@ -67,7 +67,7 @@ def check_repeats(case, times=3, between=lambda number: None):
   for number in range(times):
     between(number)
     assert same_bits(run(session, case), first)
-  assert same_bits(run(make(case.model()), case), first)
+  assert same_bits(run_case(case), first)
 
 
 def check_addresses(case, check, offsets, like=None):

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conv_cases import CASES, GROUPED, ONE_SIDED, check as check_shared, expect as expect_shared
-from node_cases import OPSET, UNIT_ROUNDOFF, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, planar, typed
 from onnx import helper
 from onnx_models import built, parametrize
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, before_nan, cupy, host, make, python, run, run_bound, same_bits
+from gpu.device import at_offset, before_nan, cupy, host, make, python, run_bound, run_case, same_bits
 from gpu.sessions import Trial, check_all, check_capture, check_graph, check_threads
 from ortplugin.graph import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
@@ -58,7 +58,7 @@ class Conv:
   kernel: tuple[int, ...] = (3, 3)
   group: int = 1
   constant: bool = True  # W and what is named "b" are initializers
-  attributes: dict[str, Any] = field(default_factory=lambda: {"pads": [1, 1, 1, 1]})
+  attributes: dict[str, Any] = field(default_factory=lambda: planar(pads=1))
 
   @property
   def text(self):
@@ -168,7 +168,7 @@ def test_equals_the_reference(case):
   """Where the program is not in cuDNN's kernel, the convolution's value is rounded to its dtype before it."""
   unit = UNIT_ROUNDOFF[case.program.parameters[0].dtype]
   expected = expect_shared(case, unit=unit)
-  found = run(make(case.model()), case)
+  found = run_case(case)
   for number, result in enumerate(case.program.results):
     if result.dtype == "bool" and unit > UNIT_ROUNDOFF["float"]:  # comparisons may turn on that rounding
       assert (found[number] != expected.outputs[number]).mean() < 0.01
@@ -197,9 +197,9 @@ def test_every_epilogue(program, layout, algorithm, dtype):
 FORMS = {
   "1x1": {"kernel": (1, 1), "attributes": {}},
   "1x1, stride 2": {"kernel": (1, 1), "attributes": {"strides": [2, 2]}},
-  "3x3, stride 2": {"attributes": {"pads": [1, 1, 1, 1], "strides": [2, 2]}},
+  "3x3, stride 2": {"attributes": planar(pads=1, strides=2)},
   "5x3, unequal": {"kernel": (5, 3), "attributes": {"pads": [2, 0, 1, 3], "strides": [1, 2]}},
-  "dilated": {"attributes": {"pads": [2, 2, 2, 2], "dilations": [2, 2]}},
+  "dilated": {"attributes": planar(pads=2, dilations=2)},
   "same upper": {"attributes": {"auto_pad": "SAME_UPPER", "strides": [2, 2]}},
   "valid": {"attributes": {"auto_pad": "VALID"}},
   "groups": {"group": 4},
@@ -208,16 +208,16 @@ FORMS = {
     "group": 16,
     "filters": 16,
     "kernel": (5, 5),
-    "attributes": {"pads": [2, 2, 2, 2], "strides": [2, 2]},
+    "attributes": planar(pads=2, strides=2),
   },
   "depthwise, two of each": {"group": 16, "filters": 32},
-  "stem": {"x": (2, 3, 32, 32), "filters": 32, "kernel": (7, 7), "attributes": {"pads": [3] * 4, "strides": [2, 2]}},
-  "stem, 3x3": {"x": (2, 3, 31, 33), "filters": 16, "attributes": {"pads": [1] * 4, "strides": [2, 2]}},
+  "stem": {"x": (2, 3, 32, 32), "filters": 32, "kernel": (7, 7), "attributes": planar(pads=3, strides=2)},
+  "stem, 3x3": {"x": (2, 3, 31, 33), "filters": 16, "attributes": planar(pads=1, strides=2)},
   "stem, two columns at once": {
     "x": (2, 3, 31, 64),
     "filters": 128,
     "kernel": (3, 4),
-    "attributes": {"pads": [1] * 4, "strides": [1, 2]},
+    "attributes": planar(pads=1, strides=[1, 2]),
   },
   "one channel": {"x": (3, 1, 28, 28), "filters": 16},
   "odd channels": {"x": (2, 13, 9, 11), "filters": 27},
@@ -443,7 +443,7 @@ def test_an_algorithm_that_is_not_there_is_auto(algorithm):
 
 @parametrize("algorithm", ["", "fast", "auto:engine=1", "fused:", "split:engine=x", "own:engine=1"])
 def test_algorithms_that_are_none_are_refused(algorithm):
-  conv = Conv(RELU, attributes={"pads": [1] * 4, "algorithm": algorithm})
+  conv = Conv(RELU, attributes=planar(pads=1, algorithm=algorithm))
   with pytest.raises(Exception, match=re.compile("node 'conv'.*algorithm", re.DOTALL)):
     conv.run()
 

@@ -11,7 +11,7 @@ from node_cases import typed
 from onnx_models import parametrize
 
 import ortplugin
-from gpu.device import bind, cupy, host, keep_busy, make, run, run_bound
+from gpu.device import bind, cupy, host, keep_busy, make, run_bound, run_case
 from gpu.sessions import session_on
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
 from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_same_bits, own
@@ -84,7 +84,7 @@ def test_transposed(capfd, number, dtype):
   bias, image = (UP[number][1], 1, 1), (UP[number][0][0], 1, 1, 1)
   for text, operands in ((BARE, ()), (BIAS_RELU, (bias,)), (RESIDUAL, (bias, None)), (OF_IMAGES, (bias, None, image))):
     case = up(number, dtype, text, operands)
-    conv_transpose_cases.check(case, run(make(case.model()), case))
+    conv_transpose_cases.check(case, run_case(case))
   assert NOT_TAKEN not in capfd.readouterr().err
 
 

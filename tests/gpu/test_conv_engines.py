@@ -4,6 +4,7 @@ pixels reach no result that they don't belong to."""
 from dataclasses import replace
 
 import numpy as np
+from node_cases import planar
 from onnx_models import parametrize
 
 from gpu.device import at_offset, cupy, make, run_bound, same_bits
@@ -86,7 +87,7 @@ DEPTHWISE = [
 @parametrize("dtype", FLOATS)
 @parametrize("x, kernel, stride, pads", DEPTHWISE)
 def test_depthwise(x, kernel, stride, pads, dtype):
-  attributes = {"pads": pads, "strides": [stride, stride]}
+  attributes = planar(pads=pads, strides=stride)
   conv = own(Conv(SCALED, dtype, "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes))
   conv.run()
   replace(conv, program=SEVERAL, constant=False).run()
@@ -96,15 +97,15 @@ def test_depthwise(x, kernel, stride, pads, dtype):
 ANY_DEPTHWISE = [
   ((2, 24, 14, 14), 1, (1, 11), {"pads": [0, 5, 0, 5]}),
   ((2, 48, 28, 13), 1, (11, 1), {"pads": [5, 0, 5, 0]}),
-  ((8, 304, 7, 7), 1, (9, 9), {"pads": [4, 4, 4, 4]}),
+  ((8, 304, 7, 7), 1, (9, 9), planar(pads=4)),
   ((8, 96, 28, 28), 1, (1, 1), {"strides": [2, 2]}),
   ((2, 16, 9, 40), 1, (3, 31), {"pads": [1, 15, 1, 15]}),
   ((2, 10, 12, 11), 1, (2, 4), {"strides": [3, 1], "pads": [1, 2, 0, 1]}),
   ((1, 40, 20, 21), 1, (3, 3), {"pads": [6, 2, 6, 2], "dilations": [6, 2]}),
-  ((1, 6, 17, 16), 1, (3, 3), {"strides": [4, 4], "pads": [1, 1, 1, 1]}),
-  ((2, 7, 9, 8), 1, (3, 3), {"pads": [1, 1, 1, 1]}),
-  ((2, 64, 14, 14), 2, (7, 7), {"strides": [2, 2], "pads": [3, 3, 3, 3]}),
-  ((2, 6, 10, 9), 3, (3, 3), {"pads": [1, 1, 1, 1], "dilations": [1, 2]}),
+  ((1, 6, 17, 16), 1, (3, 3), planar(strides=4, pads=1)),
+  ((2, 7, 9, 8), 1, (3, 3), planar(pads=1)),
+  ((2, 64, 14, 14), 2, (7, 7), planar(strides=2, pads=3)),
+  ((2, 6, 10, 9), 3, (3, 3), planar(pads=1, dilations=[1, 2])),
   ((2, 5, 8, 8), 4, (5, 1), {"pads": [2, 0, 2, 0]}),
 ]
 
@@ -130,7 +131,7 @@ def test_any_depthwise(x, multiplier, kernel, attributes, dtype):
 )
 def test_large_images(x, kernel, stride):
   """Tiles of up to 28 pixels for each thread."""
-  attributes = {"pads": [kernel // 2] * 4, "strides": [stride, stride]}
+  attributes = planar(pads=kernel // 2, strides=stride)
   own(Conv(SILU, "float16", "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes)).run()
 
 
@@ -150,7 +151,7 @@ STEMS = [
 @parametrize("dtype", ["float16", "bfloat16"])
 @parametrize("x, filters, kernel, stride, pads", STEMS)
 def test_stems(x, filters, kernel, stride, pads, dtype, image):
-  attributes = {"pads": pads, "strides": [stride, stride], "input_layout": image}
+  attributes = planar(pads=pads, strides=stride, input_layout=image)
   conv = Conv(SCALED, dtype, "NHWC", x, filters, (kernel, kernel), attributes=attributes)
   pixel = x[1] if image == "NHWC" else 1
   if stride * pixel % 2 or x[3] * pixel % 2:
@@ -164,7 +165,7 @@ def test_stems(x, filters, kernel, stride, pads, dtype, image):
 
 def test_infinite_pixels_stay_where_they_are():
   for conv in (
-    Conv(RELU, "float16", "NHWC", (1, 3, 32, 32), 64, (7, 7), attributes={"pads": [3] * 4, "strides": [2, 2]}),
+    Conv(RELU, "float16", "NHWC", (1, 3, 32, 32), 64, (7, 7), attributes=planar(pads=3, strides=2)),
     Conv(RELU, "float16", "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
   ):
     check_infinite(own(conv), "x", int(np.prod(conv.x)) // 2, np.inf)
@@ -172,7 +173,7 @@ def test_infinite_pixels_stay_where_they_are():
 
 @parametrize("dtype", FLOATS)
 def test_maxima_of_nan(dtype):
-  stem = {"pads": [3] * 4, "strides": [2, 2]}
+  stem = planar(pads=3, strides=2)
   for conv in (
     Conv(MAXIMA, dtype, "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
     Conv(MAXIMA, dtype, "NHWC", (3, 130, 1, 1), 77, (1, 1), attributes={}),

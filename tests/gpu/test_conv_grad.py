@@ -11,7 +11,7 @@ from node_cases import UNIT_ROUNDOFF, typed
 from onnx_models import parametrize
 
 import ortplugin
-from gpu.device import before_nan, host, make, run
+from gpu.device import before_nan, host, make, run, run_case
 from gpu.sessions import (
   check_addresses,
   check_all,
@@ -36,10 +36,10 @@ LARGE_CASES = tuple(
     attributes=attributes,
   )
   for name, geometry in {
-    "3x3": Geometry(8, 64, (28, 28), 64, (3, 3), pads=(1, 1, 1, 1)),
-    "stride 2": Geometry(8, 64, (28, 28), 128, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), rest=(1, 1)),
-    "1x1": Geometry(4, 256, (14, 14), 64, (1, 1)),
-    "few channels": Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)),
+    "3x3": Geometry(8, 64, (28, 28), 64, 3, pads=1),
+    "stride 2": Geometry(8, 64, (28, 28), 128, 3, strides=2, pads=1, rest=(1, 1)),
+    "1x1": Geometry(4, 256, (14, 14), 64, 1),
+    "few channels": Geometry(100, 1, (28, 28), 16, 3, pads=1),
   }.items()
   for transposed in (False, True)
   for layout, dtype, attributes in (
@@ -54,12 +54,12 @@ LARGE_CASES = tuple(
 
 @parametrize("case", CASES)
 def test_equals_the_reference(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 @parametrize("case", LARGE_CASES, ids=lambda case: f"{case.name} {case.attributes}")
 def test_large_tensors(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 CHOSEN = (
@@ -103,7 +103,7 @@ def test_shapes_may_change_from_run_to_run(transposed):
     check(case, run(session, case))
 
 
-SOME, UNEVEN, FEW = GEOMETRIES["many channels"], GEOMETRIES["asymmetric pads"], Geometry(9, 1, (28, 28), 16, (3, 3))
+SOME, UNEVEN, FEW = GEOMETRIES["many channels"], GEOMETRIES["asymmetric pads"], Geometry(9, 1, (28, 28), 16, 3)
 OFFERED = (
   Case("fp16", SOME, typed(RELU, "float16"), layout="NHWC"),
   Case("dW in float", SOME, typed(RELU, "float16"), layout="NHWC", attributes={"weight_dtype": "float"}),
@@ -223,8 +223,7 @@ def test_many_threads_run_one_session():
 
 def captured():
   cases = [
-    Case(f"captured {batch}", Geometry(batch, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"))
-    for batch in (2, 5)
+    Case(f"captured {batch}", Geometry(batch, 3, (7, 9), 4, 3, pads=1), typed(RELU, "float")) for batch in (2, 5)
   ]
   return cases[0].model([None] * 4), trial(cases[0], check), trial(cases[1], check)
 

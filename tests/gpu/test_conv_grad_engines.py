@@ -10,7 +10,7 @@ from node_cases import typed
 from onnx_models import parametrize
 
 import ortplugin
-from gpu.device import host, make, run
+from gpu.device import host, make, run, run_case
 from gpu.sessions import check_repeats
 from ortplugin.ops.conv_grad import OPERATOR
 
@@ -20,25 +20,25 @@ OWN = {"weight_algorithm": "own", "data_algorithm": "own"}
 
 # What no tile divides, pads of all kinds, kernels of one tap to many.
 GEOMETRIES = {
-  "one of all": Geometry(1, 1, (1, 1), 1, (1, 1)),
-  "one image": Geometry(1, 3, (17, 13), 5, (3, 3), pads=(1, 1, 1, 1)),
-  "digits": Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)),
-  "middle": Geometry(100, 16, (14, 14), 32, (3, 3), pads=(1, 1, 1, 1)),
-  "small images": Geometry(103, 32, (7, 7), 32, (3, 3), pads=(1, 1, 1, 1)),
-  "one pixel": Geometry(37, 9, (3, 3), 11, (3, 3)),
+  "one of all": Geometry(1, 1, (1, 1), 1, 1),
+  "one image": Geometry(1, 3, (17, 13), 5, 3, pads=1),
+  "digits": Geometry(100, 1, (28, 28), 16, 3, pads=1),
+  "middle": Geometry(100, 16, (14, 14), 32, 3, pads=1),
+  "small images": Geometry(103, 32, (7, 7), 32, 3, pads=1),
+  "one pixel": Geometry(37, 9, (3, 3), 11, 3),
   "uneven pads": Geometry(3, 13, (9, 11), 7, (3, 4), pads=(0, 3, 2, 1)),
-  "strided": Geometry(3, 5, (19, 23), 10, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+  "strided": Geometry(3, 5, (19, 23), 10, 3, strides=2, pads=1),
   "strides that differ": Geometry(3, 4, (16, 19), 6, (2, 3), strides=(3, 1), pads=(1, 0, 0, 2), rest=(1, 0)),
-  "five taps": Geometry(3, 8, (12, 33), 17, (5, 5), pads=(2, 2, 2, 2)),
-  "a stem": Geometry(2, 3, (64, 48), 64, (7, 7), strides=(2, 2), pads=(3, 3, 3, 3), rest=(1, 1)),
-  "1x1": Geometry(3, 37, (13, 9), 61, (1, 1)),
-  "1x1, strided": Geometry(3, 24, (14, 15), 20, (1, 1), strides=(2, 2), rest=(1, 0)),
+  "five taps": Geometry(3, 8, (12, 33), 17, 5, pads=2),
+  "a stem": Geometry(2, 3, (64, 48), 64, 7, strides=2, pads=3, rest=(1, 1)),
+  "1x1": Geometry(3, 37, (13, 9), 61, 1),
+  "1x1, strided": Geometry(3, 24, (14, 15), 20, 1, strides=2, rest=(1, 0)),
   "a line": Geometry(5, 6, (1, 70), 9, (1, 9), pads=(0, 4, 0, 4)),
   "a column": Geometry(5, 6, (70, 2), 9, (9, 1), pads=(4, 0, 4, 0)),
-  "many channels": Geometry(2, 64, (11, 10), 64, (3, 3), pads=(1, 1, 1, 1)),
-  "more channels": Geometry(2, 100, (6, 7), 130, (3, 3), pads=(1, 1, 1, 1)),
-  "wide": Geometry(1, 2, (5, 300), 3, (3, 3), pads=(1, 1, 1, 1)),
-  "long": Geometry(1, 2, (300, 5), 3, (3, 3), pads=(1, 1, 1, 1)),
+  "many channels": Geometry(2, 64, (11, 10), 64, 3, pads=1),
+  "more channels": Geometry(2, 100, (6, 7), 130, 3, pads=1),
+  "wide": Geometry(1, 2, (5, 300), 3, 3, pads=1),
+  "long": Geometry(1, 2, (300, 5), 3, 3, pads=1),
 }
 FLOATS = ("float", "float16", "bfloat16")
 
@@ -68,24 +68,24 @@ def test_equals_the_reference(capfd, name, layout, dtype):
 @parametrize("text", [RELU, SCALED, SIGMOID])
 def test_programs_and_weights_in_another_dtype(text, dtype, weights):
   extra = {"s": (1, 1)} if text == SCALED else {}
-  case = own(Case(f"{text}, {dtype}, {weights}", Geometry(3, 6, (9, 10), 10, (3, 3), pads=(1, 1, 1, 1)),
+  case = own(Case(f"{text}, {dtype}, {weights}", Geometry(3, 6, (9, 10), 10, 3, pads=1),
                   typed(text, dtype), "dX dW dB dZ", attributes={"weight_dtype": weights}, extra=extra))  # fmt: skip
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
   spread = replace(case, extra={"s": (10, 1, 1)} if text == SCALED else {"y": (10, 1, 1)})
-  check(spread, run(make(spread.model()), spread))
+  check(spread, run_case(spread))
 
 
 DATA = {
-  "digits": Geometry(100, 16, (28, 28), 1, (3, 3), pads=(1, 1, 1, 1)),
-  "middle": Geometry(100, 16, (14, 14), 32, (3, 3), pads=(1, 1, 1, 1)),
-  "small images": Geometry(103, 32, (7, 7), 32, (3, 3), pads=(1, 1, 1, 1)),
+  "digits": Geometry(100, 16, (28, 28), 1, 3, pads=1),
+  "middle": Geometry(100, 16, (14, 14), 32, 3, pads=1),
+  "small images": Geometry(103, 32, (7, 7), 32, 3, pads=1),
   "uneven": Geometry(3, 13, (9, 11), 7, (3, 4), pads=(0, 3, 2, 1)),
   "no pads": Geometry(3, 5, (9, 11), 7, (4, 2)),
-  "five taps": Geometry(3, 8, (12, 33), 17, (5, 5), pads=(2, 2, 2, 2)),
-  "groups": Geometry(2, 6, (7, 5), 9, (3, 3), pads=(1, 1, 1, 1), group=3),
+  "five taps": Geometry(3, 8, (12, 33), 17, 5, pads=2),
+  "groups": Geometry(2, 6, (7, 5), 9, 3, pads=1, group=3),
   "depthwise": Geometry(2, 8, (12, 9), 16, (3, 2), pads=(1, 1, 1, 0), group=8),
   "dilated": Geometry(2, 4, (19, 21), 6, (3, 2), dilations=(2, 3), pads=(2, 1, 1, 2)),
-  "1x1": Geometry(3, 37, (13, 9), 61, (1, 1)),
+  "1x1": Geometry(3, 37, (13, 9), 61, 1),
 }
 
 
@@ -94,7 +94,7 @@ DATA = {
 def test_data_gradients(capfd, name, transposed):
   case = Case(f"{name}, {transposed}", DATA[name], typed(RELU, "float"), "dX", "W", transposed,
               attributes={"data_algorithm": "own"})  # fmt: skip
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
   assert "no kernel of ours" not in capfd.readouterr().err
 
 
@@ -102,7 +102,7 @@ def test_sums_of_half_floats_are_not_rounded_on_the_way():
   """Off by half a unit in the last place, as if summed exactly: an engine of cuDNN's is off by eight."""
   for name in ("five taps", "uneven", "digits"):
     case = Case(f"{name}, half", DATA[name], typed(BARE, "float16"), "dX", "W")
-    (found,) = run(make(case.model()), case)
+    (found,) = run_case(case)
     arrays = [array.astype(np.float64) for array in case.inputs()]
     (wanted,) = OPERATOR.reference(replace(case, text=typed(BARE, "double")).node(), arrays)
     large = np.abs(wanted) > 1
@@ -114,15 +114,15 @@ def test_sums_of_half_floats_are_not_rounded_on_the_way():
 def test_a_missing_kernel_is_said(capfd):
   geometry = Geometry(2, 2, (9, 11), 3, (3, 2), strides=(2, 1), dilations=(2, 3), pads=(2, 1, 1, 2))
   case = Case("dilated and strided", geometry, typed(RELU, "float"), attributes=OWN)
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
   said = capfd.readouterr().err
   assert said.count("node 'gradient' (ConvGrad): there is no kernel of ours for d") == 1
 
 
 def test_a_missing_plan_is_said(capfd):
-  geometry = Geometry(2, 64, (14, 14), 64, (3, 3), pads=(1, 1, 1, 1))
+  geometry = Geometry(2, 64, (14, 14), 64, 3, pads=1)
   case = Case("no such plan", geometry, typed(RELU, "float16"), attributes={"data_algorithm": "engine=9999"})
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
   said = capfd.readouterr().err
   assert said.count("node 'gradient' (ConvGrad): the plan 'engine=9999' is not used, but auto: ") == 1
 

@@ -8,24 +8,24 @@ from functools import partial
 import numpy as np
 from conv_cases import BESIDE, GROUPED
 from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name, check as check_exactly
-from node_cases import typed
+from node_cases import planar, typed
 from onnx_models import parametrize
 
 import ortplugin
-from gpu.device import before_nan, cupy, host, make, poison, run, run_bound
+from gpu.device import before_nan, cupy, host, make, poison, run, run_bound, run_case
 from gpu.sessions import check_addresses, check_all, check_graph, check_repeats, permuted, variants
 from ortplugin.ops.conv_transpose import OPERATOR
 
 check = partial(check_exactly, split=True)
 
-UP = {"strides": [2, 2], "pads": [1, 1, 1, 1]}
+UP = planar(strides=2, pads=1)
 MISH = "(T c, T b, T r) => (T y) { a = Add(c, b) m = Mish(a) y = Sub(m, r) }"
 LARGE_CASES = tuple(
   Case(f"large: {name}, {layout}, {dtype}", typed(text, dtype), x, w, operands, layout, attributes)
   for name, text, x, w, operands, attributes in (
     ("DCGAN", BIAS_RELU, (4, 256, 8, 8), (256, 128, 4, 4), ((128, 1, 1),), UP),
-    ("3x3", BARE, (4, 64, 28, 28), (64, 64, 3, 3), (), {"pads": [1, 1, 1, 1]}),
-    ("1x1 / 2", BARE, (4, 64, 14, 14), (64, 32, 1, 1), (), {"strides": [2, 2], "output_padding": [1, 1]}),
+    ("3x3", BARE, (4, 64, 28, 28), (64, 64, 3, 3), (), planar(pads=1)),
+    ("1x1 / 2", BARE, (4, 64, 14, 14), (64, 32, 1, 1), (), planar(strides=2, output_padding=1)),
     ("kernel is stride", BIAS_RELU, (4, 64, 14, 14), (64, 32, 2, 2), ((32, 1, 1),), {"strides": [2, 2]}),
     ("residual", RESIDUAL, (4, 64, 14, 14), (64, 32, 4, 4), ((32, 1, 1), None), UP),
     ("split", MISH, (4, 64, 14, 14), (64, 32, 4, 4), ((32, 1, 1), None), UP),
@@ -44,7 +44,7 @@ SHUFFLES = tuple(
       (2, 16, 5, 7),
       (16, 24, 1, 1),
       ((24, 1, 1),),
-      {"strides": [2, 3], "output_padding": [1, 2], "dilations": [3, 3]},
+      planar(strides=[2, 3], output_padding=[1, 2], dilations=3),
     ),
     ("odd channels", BIAS_RELU, (3, 10, 4, 5), (10, 6, 1, 3), ((6, 1, 1),), {"strides": [2, 4]}),
     ("one channel", BIAS_RELU, (3, 5, 4, 5), (5, 1, 2, 2), ((1, 1, 1),), {"strides": [2, 2]}),
@@ -59,24 +59,24 @@ chosen = {case.name: case for case in LARGE_CASES} | by_name
 
 @parametrize("case", CASES)
 def test_equals_the_reference(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 @parametrize("case", LARGE_CASES)
 def test_large_tensors(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 @parametrize("case", SHUFFLES)
 def test_pixel_shuffles(capfd, case):
   """A matrix product, and pixels put in their places; nothing is said, so this is how it was done."""
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
   assert "shuffle" not in capfd.readouterr().err
 
 
 def test_what_overlaps_is_not_shuffled(capfd):
   case = replace(by_name["strided, NHWC, float16"], name="overlap", attributes={**GEOMETRIES["strided"][2], **SHUFFLE})
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
   assert "the algorithm 'shuffle' is not used, but auto: its kernel overlaps" in capfd.readouterr().err
 
 
@@ -100,8 +100,8 @@ ONE_PIXEL = tuple(
   for x, w, attributes in (
     ((4, 16, 1, 1), (16, 24, 1, 1), {}),
     ((4, 16, 1, 1), (16, 24, 3, 3), {}),
-    ((4, 16, 1, 1), (16, 24, 3, 3), {"pads": [1, 1, 1, 1]}),
-    ((4, 16, 3, 3), (16, 24, 3, 3), {"pads": [2, 2, 2, 2]}),
+    ((4, 16, 1, 1), (16, 24, 3, 3), planar(pads=1)),
+    ((4, 16, 3, 3), (16, 24, 3, 3), planar(pads=2)),
     ((4, 16, 1, 1), (16, 1, 4, 4), {"strides": [2, 2]}),
   )
 )
@@ -124,7 +124,7 @@ def test_the_value_beside_another_result(name, layout, dtype):
     Case(name, typed(BESIDE[name], dtype), x, w, (), layout, attributes)
     for x, w, attributes in (
       ((4, 16, 7, 5), (16, 24, 1, 1), {}),
-      ((2, 6, 7, 5), (6, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
+      ((2, 6, 7, 5), (6, 2, 3, 3), planar(pads=1)),
       ((2, 64, 7, 7), (64, 64, 2, 2), {"strides": [2, 2]}),
     )
   ]

@@ -17,6 +17,7 @@ from onnx_models import built, parametrize, parsed
 
 import ortplugin
 from gpu.device import cupy
+from ortplugin import run
 from ortplugin.errors import UsageError
 from ortplugin.ops import OPERATORS
 from ortplugin.session import device, host_outputs
@@ -87,7 +88,7 @@ def test_cuda_comes_first_by_default():
 @parametrize("dtype", NAMES)
 def test_cupy_arrays_in_and_out(rng, dtype):
   arrays = feeds(rng, 5, dtype)
-  result = ortplugin.run(ortplugin.session(norm_model(dtype), ["cuda"]), arrays)
+  result = run(ortplugin.session(norm_model(dtype), ["cuda"]), arrays)
   assert list(result) == ["y", "s"]
   assert result["y"].dtype == arrays["x"].dtype
   assert_close(result["y"], expected(arrays), dtype)
@@ -96,7 +97,7 @@ def test_cupy_arrays_in_and_out(rng, dtype):
 def test_contiguous_arrays_are_bound_where_they_are(rng):
   spy = Spy(ortplugin.session(norm_model(), ["cuda"]))
   arrays = feeds(rng, 4)
-  assert_close(ortplugin.run(spy, arrays)["y"], expected(arrays))
+  assert_close(run(spy, arrays)["y"], expected(arrays))
   assert spy.pointers == [array.data.ptr for array in arrays.values()]
 
 
@@ -105,8 +106,8 @@ def test_strided_and_host_arrays(rng):
   arrays = feeds(rng, 6)
   arrays["x"] = cupy.asarray(rng.standard_normal((64, 6)).astype(np.float32)).T
   assert not arrays["x"].flags.c_contiguous
-  assert_close(ortplugin.run(session, arrays)["y"], expected(arrays))
-  assert_close(ortplugin.run(session, {n: cupy.asnumpy(a) for n, a in arrays.items()})["y"], expected(arrays))
+  assert_close(run(session, arrays)["y"], expected(arrays))
+  assert_close(run(session, {n: cupy.asnumpy(a) for n, a in arrays.items()})["y"], expected(arrays))
 
 
 def test_work_of_the_current_stream_is_waited_for(rng):
@@ -117,16 +118,16 @@ def test_work_of_the_current_stream_is_waited_for(rng):
     for _ in range(20):
       large = large @ large * 0  # keeps the stream busy while the next line waits in it
     arrays["x"] += large[0, 0] + 1
-    result = ortplugin.run(session, arrays)["y"]
+    result = run(session, arrays)["y"]
   assert_close(result, expected(arrays))
 
 
 def test_results_outlive_session_and_later_runs(rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   first, second = feeds(rng, 4), feeds(rng, 4)
-  kept = ortplugin.run(session, first)["y"]
+  kept = run(session, first)["y"]
   for _ in range(10):
-    ortplugin.run(session, second)
+    run(session, second)
   assert_close(kept, expected(first))
   del session
   gc.collect()
@@ -135,15 +136,15 @@ def test_results_outlive_session_and_later_runs(rng):
 
 def test_chosen_outputs_and_empty_rows(rng):
   session = ortplugin.session(norm_model(), ["cuda"])
-  assert list(ortplugin.run(session, feeds(rng, 3), ["s"])) == ["s"]
-  assert ortplugin.run(session, feeds(rng, 0))["y"].shape == (0, 64)
+  assert list(run(session, feeds(rng, 3), ["s"])) == ["s"]
+  assert run(session, feeds(rng, 0))["y"].shape == (0, 64)
 
 
 @parametrize("kind", ["FLOAT", "FLOAT16", "DOUBLE", "INT64", "INT32", "BOOL"])
 def test_dtypes_go_through(kind):
   number = TensorProto.DataType.Value(kind)
   x = cupy.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
-  result = ortplugin.run(ortplugin.session(identity_model(number, 17), ["cuda"]), {"x": x})["y"]
+  result = run(ortplugin.session(identity_model(number, 17), ["cuda"]), {"x": x})["y"]
   assert result.dtype == x.dtype
   assert (result == x).all()
 
@@ -153,7 +154,7 @@ def test_wrong_dtypes_are_refused(rng):
   arrays = feeds(rng, 3)
   arrays["x"] = arrays["x"].astype(np.float16)
   with pytest.raises(UsageError, match="input 'x' is float16, the model wants float32"):
-    ortplugin.run(session, arrays)
+    run(session, arrays)
 
 
 def test_torch_tensors_by_dlpack(rng):
@@ -163,7 +164,7 @@ def test_torch_tensors_by_dlpack(rng):
   spy = Spy(ortplugin.session(norm_model(), ["cuda"]))
   arrays = feeds(rng, 4)
   tensors = {name: torch.from_numpy(cupy.asnumpy(array)).cuda() for name, array in arrays.items()}
-  result = ortplugin.run(spy, tensors)["y"]
+  result = run(spy, tensors)["y"]
   assert spy.pointers == [tensor.data_ptr() for tensor in tensors.values()]
   assert_close(result, expected(arrays))
   assert torch.from_dlpack(result).data_ptr() == result.data.ptr
@@ -178,7 +179,7 @@ def test_replay_equals_a_plain_run(rng, dtype):
   graph = ortplugin.session(norm_model(dtype), ["cuda"], cuda_graph=True)
   for _ in range(4):  # captured once, replayed three times, on new values each time
     arrays = feeds(rng, 8, dtype)
-    wanted, got = ortplugin.run(plain, arrays), ortplugin.run(graph, arrays)
+    wanted, got = run(plain, arrays), run(graph, arrays)
     for name in wanted:
       assert (got[name].view(f"u{got[name].itemsize}") == wanted[name].view(f"u{got[name].itemsize}")).all()
 
@@ -192,10 +193,10 @@ def test_a_capture_that_failed_leaves_nothing_behind(rng):
   graph, plain = ortplugin.session(model, ["cuda"], cuda_graph=True), ortplugin.session(model, ["cuda"])
   for _ in range(2):
     with pytest.raises(Exception, match="captur"):
-      ortplugin.run(graph, {"x": x})
-    assert cupy.asnumpy(ortplugin.run(plain, {"x": x})["y"]).tolist() == [0, 2, 0, 4]
+      run(graph, {"x": x})
+    assert cupy.asnumpy(run(plain, {"x": x})["y"]).tolist() == [0, 2, 0, 4]
     other = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)  # allocates, which an open capture refuses
-    ortplugin.run(other, feeds(rng, 8))
+    run(other, feeds(rng, 8))
   assert not device._states[graph].graphs
 
 
@@ -204,7 +205,7 @@ def test_two_shapes_have_two_graphs(rng):
   addresses = {4: set(), 9: set()}
   for rows in (4, 9, 4, 9, 9, 4):
     arrays = feeds(rng, rows)
-    result = ortplugin.run(session, arrays)["y"]
+    result = run(session, arrays)["y"]
     assert_close(result, expected(arrays))
     addresses[rows].add(result.data.ptr)
   assert [len(found) for found in addresses.values()] == [1, 1]
@@ -214,9 +215,9 @@ def test_two_shapes_have_two_graphs(rng):
 def test_results_of_a_graph_are_overwritten_unless_copied(rng):
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   first, second = feeds(rng, 4), feeds(rng, 4)
-  view = ortplugin.run(session, first)["y"]
-  kept = ortplugin.run(session, first, copy=True)["y"]
-  ortplugin.run(session, second)
+  view = run(session, first)["y"]
+  kept = run(session, first, copy=True)["y"]
+  run(session, second)
   assert_close(view, expected(second))
   assert_close(kept, expected(first))
 
@@ -225,15 +226,15 @@ def test_the_callers_arrays_are_not_written_to(rng):
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   first, second = feeds(rng, 4), feeds(rng, 4)
   before = {name: array.copy() for name, array in first.items()}
-  ortplugin.run(session, first)
-  ortplugin.run(session, second)
+  run(session, first)
+  run(session, second)
   assert all((before[name] == first[name]).all() for name in first)
 
 
 def test_buffers_go_with_their_session(rng):
   gc.collect()  # of the sessions of other tests
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
-  ortplugin.run(session, feeds(rng, 4), copy=True)
+  run(session, feeds(rng, 4), copy=True)
   count = len(device._states)
   del session
   gc.collect()
@@ -267,7 +268,7 @@ def test_inputs_that_are_read_on_the_host_are_those_of_the_run():
   for number in range(4000):
     x, a = float(number % 7 + 1), float(number % 5 + 1)
     feeds = {"x": np.full((1, 1, 1, 1), x, np.float32), "a": np.full((1, 1, 1), a, np.float32)}
-    assert float(ortplugin.run(session, feeds)["c"].ravel()[0]) == x * a
+    assert float(run(session, feeds)["c"].ravel()[0]) == x * a
 
 
 def test_a_graph_is_one_of_the_values_that_are_read_on_the_host():
@@ -277,7 +278,7 @@ def test_a_graph_is_one_of_the_values_that_are_read_on_the_host():
     for shape in ((2, 6), (3, 4), (12, 1), (3, 4)):
       x = np.random.default_rng(sum(shape)).standard_normal((2, 6)).astype(np.float32)
       feeds = {"x": x, "shape": np.array(shape, np.int64), "a": np.ones(1, np.float32)}
-      found = ortplugin.run(session, feeds)["y"]
+      found = run(session, feeds)["y"]
       np.testing.assert_array_equal(cupy.asnumpy(found), x.reshape(shape) + 1)
 
 
@@ -296,7 +297,7 @@ def test_what_the_host_makes_is_right_in_every_run():
   case = from_text(corpus()["host-output-beside-a-scan-on-a-gpu"])
   made, _ = optimize(case)
   feeds, cuda = case.feeds[0], Cuda()  # with one thread: with more, all runs may be right
-  wanted = ortplugin.run(ortplugin.session(case.model.SerializeToString(), ["cpu"]), feeds)
+  wanted = run(ortplugin.session(case.model.SerializeToString(), ["cpu"]), feeds)
   for _ in range(12):
     session = cuda.session(made, False)
     assert host_outputs(session.ort)  # bound to the host; whether runs go wrong without that hangs on timing

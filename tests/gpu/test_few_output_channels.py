@@ -4,10 +4,10 @@ layouts of the result and all kinds of programs; infinite pixels reach no result
 from dataclasses import replace
 
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
-from node_cases import typed
+from node_cases import planar, typed
 from onnx_models import parametrize
 
-from gpu.device import make, run
+from gpu.device import run_case
 from gpu.sessions import check_graph, permuted
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
@@ -24,20 +24,20 @@ SEVERAL = """(T c, T b, T r, float g) => (T y, bool p, float z) {
 
 # x, filters, kernel, attributes: what no tile divides, kernels that strides don't, pads that cut patches.
 SHAPES = (
-  ((2, 64, 32, 32), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((2, 64, 32, 32), 3, (4, 4), planar(strides=2, pads=1)),
   ((1, 8, 3, 5), 1, (2, 2), {"strides": [2, 2]}),
-  ((2, 24, 9, 7), 2, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-  ((1, 40, 6, 11), 4, (5, 5), {"strides": [2, 2], "pads": [2, 2, 2, 2], "output_padding": [1, 0]}),
+  ((2, 24, 9, 7), 2, (3, 3), planar(strides=2, pads=1, output_padding=1)),
+  ((1, 40, 6, 11), 4, (5, 5), planar(strides=2, pads=2, output_padding=[1, 0])),
   ((2, 16, 5, 6), 3, (3, 2), {"strides": [3, 1], "pads": [1, 0, 0, 1]}),
   ((1, 32, 4, 4), 3, (5, 3), {"strides": [3, 2], "pads": [4, 1, 3, 2]}),
-  ((3, 56, 7, 10), 8, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((3, 56, 7, 10), 8, (4, 4), planar(strides=2, pads=1)),
   ((1, 128, 13, 9), 5, (2, 3), {"strides": [1, 2], "pads": [1, 0, 0, 0]}),
-  ((2, 16, 10, 100), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-  ((1, 160, 8, 6), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((2, 16, 10, 100), 3, (4, 4), planar(strides=2, pads=1)),
+  ((1, 160, 8, 6), 3, (4, 4), planar(strides=2, pads=1)),
   ((1, 16, 5, 150), 1, (3, 5), {"strides": [1, 4], "pads": [2, 3, 0, 1], "output_padding": [0, 3]}),
-  ((2, 8, 6, 5), 7, (3, 3), {"pads": [1, 1, 1, 1]}),
-  ((1, 8, 20, 31), 2, (7, 7), {"strides": [4, 4], "pads": [3, 3, 3, 3]}),
-  ((1, 16, 4, 3), 4, (1, 1), {"strides": [2, 2], "output_padding": [1, 1]}),
+  ((2, 8, 6, 5), 7, (3, 3), planar(pads=1)),
+  ((1, 8, 20, 31), 2, (7, 7), planar(strides=4, pads=3)),
+  ((1, 16, 4, 3), 4, (1, 1), planar(strides=2, output_padding=1)),
   ((9, 32, 1, 1), 3, (4, 4), {}),
 )
 
@@ -65,7 +65,7 @@ def test_equals_the_reference(capfd, number, dtype, first):
     (SEVERAL, ((filters, 1, 1), None, (batch, 1, 1, 1))),
   ):
     case = case_of(number, dtype, text, operands, first)
-    check(case, run(make(case.model()), case))
+    check(case, run_case(case))
   assert NOT_TAKEN not in capfd.readouterr().err
 
 
@@ -73,7 +73,7 @@ def test_equals_the_reference(capfd, number, dtype, first):
 def test_others_are_not_taken(capfd, attributes):
   case = case_of(2, "float16", BARE, ())
   case = replace(case, attributes={**case.attributes, "output_padding": [0, 0], **attributes})
-  check(case, run(make(case.model()), case), split=True)
+  check(case, run_case(case), split=True)
   assert NOT_TAKEN in capfd.readouterr().err
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from node_cases import planar
 from onnx_models import parametrize
 
 import ortplugin
@@ -14,8 +15,8 @@ from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA
 
-SAME = {"pads": [1, 1, 1, 1]}
-HALVED = {"pads": [1, 1, 1, 1], "strides": [2, 2]}
+SAME = planar(pads=1)
+HALVED = planar(pads=1, strides=2)
 # Batch, rows and columns; groups; channels and filters of each; kernel; attributes.
 CASES = [
   ((8, 28, 28), 4, 28, 34, (1, 1), {}),
@@ -26,15 +27,15 @@ CASES = [
   ((2, 13, 9), 5, 12, 6, (1, 1), {"strides": [2, 3], "pads": [1, 0, 0, 2]}),
   ((2, 11, 9), 11, 1, 2, (3, 3), SAME),
   ((2, 15, 16), 9, 2, 2, (3, 3), HALVED),
-  ((1, 12, 13), 7, 3, 5, (5, 5), {"pads": [4, 4, 4, 4], "dilations": [2, 2]}),
+  ((1, 12, 13), 7, 3, 5, (5, 5), planar(pads=4, dilations=2)),
   ((8, 28, 28), 32, 4, 4, (3, 3), SAME),
   ((1, 9, 14), 7, 4, 8, (3, 3), HALVED),
   ((1, 10, 10), 6, 5, 3, (3, 3), SAME),
   ((2, 9, 10), 5, 7, 12, (3, 2), {"pads": [2, 1, 0, 3], "strides": [1, 2], "dilations": [3, 1]}),
   ((1, 1, 1), 8, 8, 8, (3, 3), SAME),
   ((8, 14, 14), 32, 8, 8, (3, 3), SAME),
-  ((8, 14, 14), 8, 16, 16, (3, 3), {"pads": [2, 2, 2, 2], "dilations": [2, 2]}),
-  ((1, 15, 15), 4, 24, 24, (7, 7), {"pads": [3, 3, 3, 3], "strides": [2, 2]}),
+  ((8, 14, 14), 8, 16, 16, (3, 3), planar(pads=2, dilations=2)),
+  ((1, 15, 15), 4, 24, 24, (7, 7), planar(pads=3, strides=2)),
   ((8, 7, 7), 32, 32, 32, (3, 3), SAME),
   ((2, 20, 20), 8, 56, 56, (3, 3), SAME),
   ((1, 14, 14), 4, 112, 112, (3, 3), HALVED),

@@ -14,7 +14,7 @@ from onnx_models import parametrize
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, cupy, host, make, need_memory, python, run, run_bound, same_bits
+from gpu.device import at_offset, cupy, host, make, need_memory, python, run, run_bound, run_case, same_bits
 from gpu.sessions import (
   check_addresses,
   check_capture,
@@ -59,7 +59,7 @@ CHOSEN = (
 
 @parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 @parametrize("name", CHOSEN)
@@ -179,7 +179,7 @@ def test_threads_make_sessions_at_once():
 
   def work(_):
     for _ in range(3):
-      check(case, run(make(case.model()), case), expected)
+      check(case, run_case(case), expected)
 
   in_threads(8, work)
 

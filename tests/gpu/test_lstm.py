@@ -9,7 +9,7 @@ from lstm_cases import CASES, TF32, Case, by_name, check
 from onnx_models import parametrize
 
 import ortplugin
-from gpu.device import at_offset, cupy, host, make, run, run_bound
+from gpu.device import at_offset, cupy, host, make, run, run_bound, run_case
 from gpu.sessions import check_graph, check_repeats, check_stream, check_threads, trial as trial_of
 from ortplugin.ops.lstm import DTYPES, FAST_HIDDEN, reference
 
@@ -43,13 +43,13 @@ def trial(case):
 
 @parametrize("case", [*CASES, *TF32, *LARGE], ids=lambda case: case.name)
 def test_equals_the_reference(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 @parametrize("dtype", [*DTYPES, "float, TF32"])
 def test_a_nan_stays_in_its_sequence(dtype):
   case = by_name[f"a NaN, {dtype}"]
-  y, *states = (each.astype(np.float32) for each in run(make(case.model()), case))
+  y, *states = (each.astype(np.float32) for each in run_case(case))
   assert np.isnan(y[:, 3]).any()
   assert not np.isnan(np.delete(y, 3, 1)).any()
   assert not np.isnan(np.delete(states, 3, 2)).any()

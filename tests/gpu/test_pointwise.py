@@ -26,7 +26,7 @@ from pointwise_cases import (
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, cupy, host, make, need_memory, python, run, run_bound
+from gpu.device import at_offset, cupy, host, make, need_memory, python, run, run_bound, run_case
 from gpu.sessions import (
   check_addresses,
   check_capture,
@@ -64,7 +64,7 @@ CHOSEN = (
 
 @parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 # Shapes of x, a and b against the sizes (n, m, k).
@@ -235,7 +235,7 @@ def test_threads_make_sessions_at_once():
 
   def work(_):
     for _ in range(3):
-      check(case, run(make(case.model()), case), expected)
+      check(case, run_case(case), expected)
 
   in_threads(8, work)
 
@@ -318,6 +318,6 @@ def test_more_than_two_to_the_31_elements(name):
 def test_values_of_bool_are_true_or_false():
   text = "(bool m, bool n) => (bool a, bool o, bool x) { a = And(m, n) o = Or(m, n) x = Xor(m, n) }"
   case = Case("bools", text, ((33, 1000), (1000,)))
-  got = run(make(case.model()), case)
+  got = run_case(case)
   check(case, got)
   assert all(set(np.unique(bits(each))) <= {0, 1} for each in got)

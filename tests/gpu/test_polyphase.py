@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
-from node_cases import typed
+from node_cases import planar, typed
 from onnx_models import parametrize
 
-from gpu.device import cupy, host, make, run, run_bound
+from gpu.device import cupy, host, make, run_bound, run_case
 from gpu.sessions import check_graph, permuted
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
@@ -30,26 +30,26 @@ SEVERAL = """(T c, T b, T r, float g, float h) => (T y, float z, int64 p) {
 # has them, too); then several tiles for a block, channels and filters that nothing divides, pads that cut, phases
 # without taps, and several tiles with some of these.
 SHAPES = (
-  ((3, 72, 31, 31), 136, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-  ((8, 8, 23, 23), 72, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((3, 72, 31, 31), 136, (4, 4), planar(strides=2, pads=1)),
+  ((8, 8, 23, 23), 72, (4, 4), planar(strides=2, pads=1)),
   ((2, 8, 40, 40), 72, (2, 2), {"strides": [2, 2]}),
   ((13, 24, 23, 23), 16, (2, 2), {"strides": [2, 2]}),
-  ((8, 16, 23, 23), 16, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-  ((12, 200, 15, 17), 24, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-  ((1, 136, 5, 6), 40, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 0]}),
-  ((40, 16, 40, 40), 24, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-  ((30, 16, 30, 29), 24, (5, 5), {"strides": [3, 3], "pads": [2, 2, 2, 2], "output_padding": [0, 2]}),
-  ((2, 64, 7, 5), 320, (5, 5), {"strides": [2, 2], "pads": [2, 2, 2, 2], "output_padding": [1, 1]}),
+  ((8, 16, 23, 23), 16, (3, 3), planar(strides=2, pads=1)),
+  ((12, 200, 15, 17), 24, (3, 3), planar(strides=2, pads=1, output_padding=1)),
+  ((1, 136, 5, 6), 40, (3, 3), planar(strides=2, pads=1, output_padding=[1, 0])),
+  ((40, 16, 40, 40), 24, (3, 3), planar(strides=2, pads=1, output_padding=1)),
+  ((30, 16, 30, 29), 24, (5, 5), planar(strides=3, pads=2, output_padding=[0, 2])),
+  ((2, 64, 7, 5), 320, (5, 5), planar(strides=2, pads=2, output_padding=1)),
   ((2, 40, 9, 6), 96, (5, 3), {"strides": [3, 2], "pads": [4, 1, 3, 2]}),
   ((1, 72, 6, 11), 64, (2, 2), {"strides": [3, 4], "output_padding": [2, 1]}),
-  ((2, 128, 8, 7), 48, (3, 4), {"strides": [2, 2], "dilations": [2, 2], "pads": [2, 3, 1, 0]}),
+  ((2, 128, 8, 7), 48, (3, 4), planar(strides=2, dilations=2, pads=[2, 3, 1, 0])),
   ((1, 64, 1, 40), 64, (1, 9), {"strides": [1, 4], "dilations": [1, 3], "pads": [0, 5, 0, 7]}),
-  ((2, 16, 10, 9), 104, (7, 7), {"strides": [4, 4], "pads": [3, 3, 3, 3], "output_padding": [3, 3]}),
+  ((2, 16, 10, 9), 104, (7, 7), planar(strides=4, pads=3, output_padding=3)),
   ((64, 40, 9, 9), 24, (2, 2), {"strides": [3, 3]}),
-  ((32, 136, 9, 9), 136, (5, 5), {"strides": [3, 3], "dilations": [2, 2], "pads": [2, 2, 2, 2]}),
+  ((32, 136, 9, 9), 136, (5, 5), planar(strides=3, dilations=2, pads=2)),
   ((24, 8, 40, 40), 72, (2, 2), {"strides": [2, 2]}),
-  ((16, 16, 24, 24), 264, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-  ((37, 320, 1, 1), 64, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((16, 16, 24, 24), 264, (3, 3), planar(strides=2, pads=1)),
+  ((37, 320, 1, 1), 64, (4, 4), planar(strides=2, pads=1)),
 )
 
 # An operand and a result of other sizes than the convolution's.
@@ -83,7 +83,7 @@ def test_equals_the_reference(capfd, number, dtype):
     (SIZES, (None,)),
   ):
     case = case_of(number, dtype, text, operands)
-    check(case, run(make(case.model()), case))
+    check(case, run_case(case))
   assert NOT_TAKEN not in capfd.readouterr().err
 
 

@@ -3,14 +3,14 @@ address, the same bits in every run, under threads and CUDA graphs, beyond 2^31 
 
 import numpy as np
 import pytest
-from node_cases import model_with
+from node_cases import model_with, planar
 from onnx import helper
 from onnx_models import parametrize
 from ort.host import make as make_on_cpu
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layout
 
 import ortplugin
-from gpu.device import at_offset, cupy, host, make, need_memory, run, run_bound, same_bits
+from gpu.device import at_offset, cupy, host, make, need_memory, run, run_bound, run_case, same_bits
 from gpu.sessions import check_capture, check_replays, check_threads, trial
 from ortplugin.graph import DOMAIN
 
@@ -34,7 +34,7 @@ CHOSEN = (
 
 @parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
-  (y,) = run(make(case.model()), case)
+  (y,) = run_case(case)
   check(case, y)
 
 
@@ -57,7 +57,7 @@ def test_random_windows(layout, seed):
     kind = ("max", "average")[number % 2]
     case = Case(f"random {seed} {number} {shape}", "FusedPool", ("float16", "float")[seed % 2], shape,
                 frozen({"kind": kind, "layout": layout, **window}))  # fmt: skip
-    (y,) = run(make(case.model()), case)
+    (y,) = run_case(case)
     check(case, y)
 
 
@@ -118,12 +118,12 @@ def test_many_runs_are_bit_identical():
     first = run(session, case)
     for _ in range(20):
       assert same_bits(run(session, case), first), name
-    assert same_bits(run(make(case.model()), case), first), name
+    assert same_bits(run_case(case), first), name
 
 
 @parametrize("op", ["FusedPool", "FusedResize"])
 def test_shapes_may_change_from_run_to_run(op):
-  given = {"kind": "average", "kernel_shape": [2, 2], "strides": [2, 2]} if op == "FusedPool" else {"sizes": [9, 5]}
+  given = planar(kind="average", kernel_shape=2, strides=2) if op == "FusedPool" else {"sizes": [9, 5]}
   given = {**given, "layout": "NHWC"}
   session = make(Case("changing", op, "float16", (), frozen(given)).model(("a", "b", "c", "d")))
   for shape in ((1, 5, 7, 3), (2, 33, 8, 64), (0, 4, 4, 8), (64, 56, 56, 64), (1, 5, 7, 3)):
@@ -177,8 +177,8 @@ def test_many_threads_run_one_session():
 
 
 HUGE = {
-  "halves, NHWC": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2], "layout": "NHWC"}),
-  "halves, NCHW": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2]}),
+  "halves, NHWC": ("FusedPool", planar(kind="max", kernel_shape=2, strides=2, layout="NHWC")),
+  "halves, NCHW": ("FusedPool", planar(kind="max", kernel_shape=2, strides=2)),
   "twice, NHWC": (
     "FusedResize",
     {"scales": [0.5, 2.0], "nearest_mode": "floor", "layout": "NHWC", "coordinate_transformation_mode": "asymmetric"},

@@ -21,7 +21,7 @@ from sum_to_cases import (
 )
 
 import ortplugin
-from gpu.device import cupy, make, need_memory, run, run_bound
+from gpu.device import cupy, make, need_memory, run, run_bound, run_case
 from gpu.sessions import check_addresses, check_capture, check_repeats, check_replays, check_threads, trial
 
 # One of each way that the kernel can take.
@@ -47,7 +47,7 @@ CHOSEN = (
 
 @parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
-  check(case, run(make(case.model()), case))
+  check(case, run_case(case))
 
 
 AXES = ("0", "1", "2", "0 1", "1 2", "0 2", "0 1 2")
@@ -86,7 +86,7 @@ def test_random_sums(seed):
     shapes = [tuple(size if rng.random() < 0.7 else 1 for size in full) for _ in range(2)]
     shapes[0] = tuple(full)
     case = Case(f"random {seed} {number} {shapes}", text, tuple(shapes))
-    check(case, run(make(case.model()), case))
+    check(case, run_case(case))
 
 
 def test_a_hundred_runs_are_bit_identical():

@@ -8,7 +8,7 @@ import pytest
 from onnx_models import parametrize
 from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
-from gpu.device import cupy, make, need_memory, run, run_bound
+from gpu.device import cupy, make, need_memory, run, run_bound, run_case
 from gpu.sessions import check_addresses, check_capture, check_graph, check_stream, check_threads, trial
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -50,7 +50,7 @@ def checked(case):
 
 @parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
 def test_equals_the_reference(case):
-  (y,) = run(make(case.model()), case)
+  (y,) = run_case(case)
   check(case, y)
 
 
@@ -58,7 +58,7 @@ def test_equals_the_reference(case):
 def test_random_orders_and_windows(first):
   for seed in range(first, first + 24):
     case = random_case(seed)
-    (y,) = run(make(case.model()), case)
+    (y,) = run_case(case)
     check(case, y)
 
 

@@ -76,10 +76,10 @@ def test_a_convolution(rng):
 
 
 GRADIENTS = (
-  Case("fp16", Geometry(8, 64, (28, 28), 64, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float16"), layout="NHWC",
+  Case("fp16", Geometry(8, 64, (28, 28), 64, 3, pads=1), typed(RELU, "float16"), layout="NHWC",
        attributes={"weight_dtype": "float"}),
-  Case("few channels", Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float")),
-  Case("a poor choice", Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"),
+  Case("few channels", Geometry(100, 1, (28, 28), 16, 3, pads=1), typed(RELU, "float")),
+  Case("a poor choice", Geometry(100, 1, (28, 28), 16, 3, pads=1), typed(RELU, "float"),
        attributes={"weight_algorithm": "cudnn", "data_algorithm": "cudnn"}),
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from threads import in_threads
 
 import ortplugin
 from gpu.device import cupy, python, same_bits
+from ortplugin import optimize, run
 from ortplugin.check import judge, tune
 from ortplugin.check.inputs import shifted, without_weights
 from ortplugin.check.judge import Judge, Question, Side
@@ -56,7 +57,7 @@ def network():
 
 @pytest.fixture(scope="module")
 def optimized():
-  model, report = ortplugin.optimize(network())
+  model, report = optimize(network())
   assert report.fused
   return model
 
@@ -84,7 +85,7 @@ def test_the_device_is_the_sessions(optimized):
     session = ortplugin.session(serialized, ["cuda"], device_id=device)
     assert session.get_provider_options()[CUDA]["device_id"] == str(device)
     with cupy.cuda.Device(device):
-      result = ortplugin.run(session, {"x": cupy.asarray(image(0))})["y"]
+      result = run(session, {"x": cupy.asarray(image(0))})["y"]
     assert result.device.id == device
   with pytest.raises(UsageError, match=f"there is no GPU {gpu_count()}"):
     ortplugin.session(serialized, ["cuda"], device_id=gpu_count())
@@ -93,7 +94,7 @@ def test_the_device_is_the_sessions(optimized):
   with cupy.cuda.Device(0):  # before the session is made, which leaves its own GPU current
     array = cupy.asarray(image(0))
   with pytest.raises(UsageError, match="is on GPU 0, the session runs on GPU 1"):
-    ortplugin.run(ortplugin.session(serialized, ["cuda"], device_id=1), {"x": array})
+    run(ortplugin.session(serialized, ["cuda"], device_id=1), {"x": array})
 
 
 def test_both_at_once(optimized):
@@ -105,7 +106,7 @@ def test_both_at_once(optimized):
   images = [image(seed) for seed in range(8)]
   with cupy.cuda.Device(0):
     alone = ortplugin.session(serialized, ["cuda"], device_id=0)
-    wanted = [cupy.asnumpy(ortplugin.run(alone, {"x": cupy.asarray(x)})["y"]) for x in images]
+    wanted = [cupy.asnumpy(run(alone, {"x": cupy.asarray(x)})["y"]) for x in images]
   same_kind = len({cupy.cuda.runtime.getDeviceProperties(device)["name"] for device in GPUS}) == 1
   one_by_one, ready = threading.Lock(), threading.Barrier(4)
 
@@ -116,15 +117,15 @@ def test_both_at_once(optimized):
         plain = ortplugin.session(serialized, ["cuda"], device_id=device)
         graph = ortplugin.session(serialized, ["cuda"], cuda_graph=True, device_id=device)
         arrays = [cupy.asarray(x) for x in images]
-        first = [cupy.asnumpy(ortplugin.run(plain, {"x": x})["y"]) for x in arrays]
+        first = [cupy.asnumpy(run(plain, {"x": x})["y"]) for x in arrays]
         for x in arrays:
-          ortplugin.run(graph, {"x": x}, copy=True)  # CuPy's and ONNX Runtime's memory grows here
+          run(graph, {"x": x}, copy=True)  # CuPy's and ONNX Runtime's memory grows here
         cupy.cuda.Device(device).synchronize()
       ready.wait()
       for turn in range(100):
         index = (turn * 3 + number) % len(images)
-        found = ortplugin.run(plain, {"x": arrays[index]})["y"]
-        again = ortplugin.run(graph, {"x": arrays[index]})["y"]
+        found = run(plain, {"x": arrays[index]})["y"]
+        again = run(graph, {"x": arrays[index]})["y"]
         assert found.device.id == again.device.id == device
         assert same_bits([cupy.asnumpy(found), cupy.asnumpy(again)], [first[index]] * 2), (number, turn)
       for index, values in enumerate(first):
@@ -180,7 +181,7 @@ def test_both_verify_at_once(tmp_path):
   reports = {}
 
   def work(number):
-    _, reports[number] = ortplugin.optimize(network(), verify=True, providers=["cuda"], device_id=GPUS[number])
+    _, reports[number] = optimize(network(), verify=True, providers=["cuda"], device_id=GPUS[number])
 
   in_threads(2, work)
   for report in reports.values():
@@ -216,9 +217,7 @@ def test_tuning_on_the_second(optimized, monkeypatch):
   assert all(entry.microseconds[""] is not None for entry in report)
   with cupy.cuda.Device(1):
     results = [
-      cupy.asnumpy(
-        ortplugin.run(ortplugin.session(each.SerializeToString(), ["cuda"], device_id=1), feeds)["y"]
-      ).astype(float)
+      cupy.asnumpy(run(ortplugin.session(each.SerializeToString(), ["cuda"], device_id=1), feeds)["y"]).astype(float)
       for each in (optimized, tuned)
     ]
   np.testing.assert_allclose(*results, rtol=1e-2, atol=3e-2)

@@ -17,10 +17,9 @@ from onnx import helper
 from onnx_models import add_weights, built, parametrize
 from ort.test_keep_faster import Delay, parsed
 
-import ortplugin
 from gpu.device import cupy, python
 from gpu.faulty import Faulty, planting
-from ortplugin import optimizer
+from ortplugin import optimize, optimizer
 from ortplugin.check import judge, tune
 from ortplugin.check.inputs import shifted, without_weights
 from ortplugin.check.judge import Judge, Question, Side, make_session
@@ -158,7 +157,7 @@ def test_planted_faults_are_found(tmp_path, rng, fault, words):
 
 
 def test_a_fused_operator(tmp_path, rng):
-  optimized, report = ortplugin.optimize(DATA / "bert_torchscript_opset14_fp16.onnx")
+  optimized, report = optimize(DATA / "bert_torchscript_opset14_fp16.onnx")
   assert report.fused
   side = saved(optimized, tmp_path)
   dims = {
@@ -221,7 +220,7 @@ def judge_of(original, model, **more):
 
 def test_a_right_model_passes_in_every_mode(tmp_path):
   model = chain()
-  optimized, _ = ortplugin.optimize(model)
+  optimized, _ = optimize(model)
   side = saved(optimized, tmp_path, "fast.onnx")
   side = Side(side.path, side.plugin, float_weights=True)
   result = judge_of(saved(model, tmp_path), model).verify(CUDA, side, timed=True)
@@ -274,7 +273,7 @@ def test_the_command_reports_graphs(tmp_path, capsys):
 
 def test_the_concat_of_many_inputs_is_reported(tmp_path):
   """Whether it can be captured is for other tests; the report must say which of the two can."""
-  _, report = ortplugin.optimize(many_inputs(), verify=True, providers=["cuda"])
+  _, report = optimize(many_inputs(), verify=True, providers=["cuda"])
   (result,) = report.verification or [None]
   if result is None:
     assert not report.changes

@@ -149,7 +149,7 @@ def failing():
     helper.make_node("FusedConv", ["s", "w", "b"], ["y"], "convolution", domain=DOMAIN, program=text),
     helper.make_node("FusedPointwise", ["y", "b"], ["z"], "pointwise", domain=DOMAIN, program=text),
   ]
-  inputs = "float[?,?,?,?] x, float[?,?,?,?] u, float[?,?,?,?] w, float[?,?,?] b, int64[?,?] i"
+  inputs = "float[?,?,?,?] x, u, w, float[?,?,?] b, int64[?,?] i"
   made = built(nodes, inputs, "float[] z", 18, 9, domains=[DOMAIN])
 
   def given(index, channels, bias):

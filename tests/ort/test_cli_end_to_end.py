@@ -23,7 +23,7 @@ BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 
 def two_adds():
   """y = |x| + 1, z = e^x + 1."""
-  return parsed("""g (float[n,4] x) => (float[n,4] y, float[n,4] z) <float one = {1}> {
+  return parsed("""g (float[n,4] x) => (y, z) <float one = {1}> {
     [abs] a = Abs(x)  [add_y] y = Add(a, one)  [exp] e = Exp(x)  [add_z] z = Add(e, one) }""")
 
 
@@ -62,14 +62,34 @@ def save(model, path):
   return path
 
 
+def succeeded(done):
+  """The text of a run that ended well and had nothing to complain of."""
+  status, text, errors = done
+  assert (status, errors) == (0, "")
+  return text
+
+
+def failed(done):
+  """The text of a run that found a failure, and the one line that says which."""
+  status, text, errors = done
+  assert status == 1
+  assert errors.count("\n") == 1
+  return text, errors
+
+
+@pytest.fixture
+def passes(monkeypatch):
+  """Sets the passes that there are."""
+  return lambda *table: monkeypatch.setattr(pipeline, "TABLE", table)
+
+
 # ---- the main job
 
 
 def test_a_real_model_is_optimized_verified_and_runs(tmp_path, run):
   out, report_path = tmp_path / "fast.onnx", tmp_path / "report.json"
   before = BERT.read_bytes()
-  status, text, errors = run(BERT, "-o", out, "--report", report_path)
-  assert (status, errors) == (0, "")
+  text = succeeded(run(BERT, "-o", out, "--report", report_path))
   assert BERT.read_bytes() == before
   for words in ("FusedLayerNorm", "fuse-layer-norm", "agrees", "times as fast", f"Wrote {out}", "largest error"):
     assert words in text
@@ -101,7 +121,7 @@ def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(tm
 
 
 def test_a_model_with_nothing_to_fuse(tmp_path, run):
-  model = parsed("g (float[n,4] x) => (float[n,4] y) { [softmax] y = Softmax(x) }")
+  model = parsed("g (float[n,4] x) => (y) { [softmax] y = Softmax(x) }")
   status, text, _ = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert status == 0
   assert "Nothing to rewrite: 0 rewrites" in text
@@ -111,8 +131,7 @@ def test_a_model_with_nothing_to_fuse(tmp_path, run):
 def test_restore_runs_without_the_library(tmp_path, run):
   fast, plain = tmp_path / "fast.onnx", tmp_path / "plain.onnx"
   assert run(BERT, "-o", fast, "--no-verify")[0] == 0
-  status, text, errors = run("--restore", fast, "-o", plain)
-  assert (status, errors) == (0, "")
+  text = succeeded(run("--restore", fast, "-o", plain))
   assert "agrees" in text
   assert "restore" in text
   onnxruntime.InferenceSession(plain, providers=["CPUExecutionProvider"])
@@ -127,8 +146,7 @@ def test_external_data_come_out_as_external_data(tmp_path, run):
   onnx.save(onnx.load(BERT), source, save_as_external_data=True, location="weights.bin", size_threshold=0)
   before = (tmp_path / "weights.bin").read_bytes()
   (tmp_path / "out").mkdir()
-  status, _, errors = run(source, "-o", tmp_path / "out" / "fast.onnx")
-  assert (status, errors) == (0, "")
+  succeeded(run(source, "-o", tmp_path / "out" / "fast.onnx"))
   names = sorted(path.name for path in (tmp_path / "out").iterdir())
   assert len(names) == 2
   assert names[1].startswith("fast.onnx.")
@@ -142,10 +160,9 @@ def test_the_users_inputs_and_shapes(tmp_path, run):
   np.savez(tmp_path / "data.npz", **{name: np.ones((1, 7), np.int64) for name in names})
   report = tmp_path / "r.json"
   arguments = [word for name in names for word in ("--input-shape", f"{name}:1,7")]
-  status, text, errors = run(
-    BERT, "-o", tmp_path / "o.onnx", "--inputs", tmp_path / "data.npz", "--report", report, *arguments
+  text = succeeded(
+    run(BERT, "-o", tmp_path / "o.onnx", "--inputs", tmp_path / "data.npz", "--report", report, *arguments)
   )
-  assert (status, errors) == (0, "")
   assert "data.npz" in text
   cases = json.loads(report.read_text())["verification"][0]["inputs"]
   assert next(case["name"] for case in cases) == str(tmp_path / "data.npz")
@@ -156,13 +173,11 @@ def test_the_users_inputs_and_shapes(tmp_path, run):
 # ---- verification's verdict
 
 
-def test_a_wrong_rewrite_is_found_named_and_not_written(tmp_path, run, monkeypatch):
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-wrongly", broken)))
+def test_a_wrong_rewrite_is_found_named_and_not_written(tmp_path, run, passes):
+  passes(Rename("rename", renamed), Rename("fuse-wrongly", broken))
   source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
   out.write_bytes(b"the old output")
-  status, text, errors = run(source, "-o", out, "--report", report_path)
-  assert status == 1
-  assert errors.count("\n") == 1
+  text, errors = failed(run(source, "-o", out, "--report", report_path))
   for words in ("'z'", "fuse-wrongly", "add_z_new (Add)", "--skip fuse-wrongly", "CPU"):
     assert words in errors
   assert "differs" in text
@@ -185,13 +200,11 @@ def unknown(node):
   return True
 
 
-def test_guilty_rewrites_can_be_dropped(tmp_path, run, monkeypatch):
+def test_guilty_rewrites_can_be_dropped(tmp_path, run, passes):
   """One that makes the model fail to load, one whose outputs differ, and one that is right."""
-  steps = Rename("rename", renamed), Rename("fuse-into-nothing", unknown), Rename("fuse-wrongly", broken)
-  monkeypatch.setattr(pipeline, "TABLE", steps)
+  passes(Rename("rename", renamed), Rename("fuse-into-nothing", unknown), Rename("fuse-wrongly", broken))
   source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
-  status, text, errors = run(source, "-o", out, "--drop-guilty", "--report", report_path)
-  assert (status, errors) == (0, "")
+  text = succeeded(run(source, "-o", out, "--drop-guilty", "--report", report_path))
   assert text.count("Left out the pass") == 2
   report = json.loads(report_path.read_text())
   assert {each["rewrite"] for each in report["dropped"]} == {"fuse-wrongly", "fuse-into-nothing"}
@@ -207,7 +220,7 @@ def test_guilty_rewrites_can_be_dropped(tmp_path, run, monkeypatch):
   assert {node.op_type for node in onnx.load(out).graph.node} == {node.op_type for node in two_adds().graph.node}
 
 
-def test_bodies_of_functions_can_be_to_blame(tmp_path, run, monkeypatch):
+def test_bodies_of_functions_can_be_to_blame(tmp_path, run, monkeypatch, passes):
   def wrong(model):
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -215,21 +228,20 @@ def test_bodies_of_functions_can_be_to_blame(tmp_path, run, monkeypatch):
     return result, {"local::f": 2}, []
 
   monkeypatch.setattr(api, "inline_functions", wrong)
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
+  passes(Rename("rename", renamed))
   source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
   status, _, errors = run(source, "-o", out, "--report", report_path)
   assert status == 1
   for words in ("'y' differs", "'inline-functions' of local::f", "--skip inline-functions"):
     assert words in errors
   assert json.loads(report_path.read_text())["guilty"]["nodes"] == ["local::f"]
-  status, text, errors = run(source, "-o", out, "--drop-guilty")
-  assert (status, errors) == (0, "")
+  text = succeeded(run(source, "-o", out, "--drop-guilty"))
   assert "Left out the pass 'inline-functions'" in text
   assert onnx.load(out).graph.node[0].op_type == "Abs"
 
 
-def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(tmp_path, run, monkeypatch):
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-into-nothing", unknown)))
+def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(tmp_path, run, passes):
+  passes(Rename("rename", renamed), Rename("fuse-into-nothing", unknown))
   status, _, errors = run(save(two_adds(), tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert status == 1
   assert "fuse-into-nothing" in errors
@@ -237,57 +249,52 @@ def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(tmp_path, run, mon
   assert not (tmp_path / "out.onnx").exists()
 
 
-def test_tolerances_decide(tmp_path, run, monkeypatch):
+def test_tolerances_decide(tmp_path, run, passes):
   def nudge(node):
     if node.op != "Abs":
       return False
     node.op = "Identity"
     return True
 
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("drop-abs", nudge),))
+  passes(Rename("drop-abs", nudge))
   source, out = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx"
   assert run(source, "-o", out)[0] == 1
   assert run(source, "-o", out, "--atol", "100")[0] == 0
   assert run(source, "-o", out, "--no-verify")[0] == 0
 
 
-def test_random_outputs_are_compared_by_shape(tmp_path, run, monkeypatch):
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-  model = parsed("g (float[n,4] x) => (float[n,4] y) { [random] r = RandomNormalLike(x)  [a] y = Add(x, r) }")
+def test_random_outputs_are_compared_by_shape(tmp_path, run, passes):
+  passes(Rename("rename", renamed))
+  model = parsed("g (float[n,4] x) => (y) { [random] r = RandomNormalLike(x)  [a] y = Add(x, r) }")
   report = tmp_path / "r.json"
-  status, _, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--report", report)
-  assert (status, errors) == (0, "")
+  succeeded(run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--report", report))
   assert "only shape and dtype were compared" in report.read_text()
 
 
-def test_sequences_and_maps_are_compared(tmp_path, run, monkeypatch):
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
+def test_sequences_and_maps_are_compared(tmp_path, run, passes):
+  passes(Rename("rename", renamed))
   model = parsed("""g (float[n,4] x) => (seq(float[]) s, seq(map(int64, float[])) m) {
     [construct] s = SequenceConstruct(x, x)
     [zip] m = ai.onnx.ml.ZipMap <classlabels_int64s=[1,2,3,4]>(x) }""")
   model.opset_import.add(domain="ai.onnx.ml", version=3)
-  status, text, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
-  assert (status, errors) == (0, "")
+  text = succeeded(run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx"))
   assert text.count("agrees") >= 2
 
 
-def test_bfloat16_models_are_compared(tmp_path, run, monkeypatch):
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-  model = parsed("g (bfloat16[2,4] x) => (bfloat16[2,4] y) { [up] f = Cast <to=1>(x)  [down] y = Cast <to=16>(f) }")
+def test_bfloat16_models_are_compared(tmp_path, run, passes):
+  passes(Rename("rename", renamed))
+  model = parsed("g (bfloat16[2,4] x) => (y) { [up] f = Cast <to=1>(x)  [down] y = Cast <to=16>(f) }")
   np.savez(tmp_path / "data.npz", x=np.ones((2, 4), ml_dtypes.bfloat16))
   source = save(model, tmp_path / "in.onnx")
-  status, text, errors = run(source, "-o", tmp_path / "out.onnx", "--inputs", tmp_path / "data.npz")
-  assert (status, errors) == (0, "")
+  text = succeeded(run(source, "-o", tmp_path / "out.onnx", "--inputs", tmp_path / "data.npz"))
   assert "agrees" in text
 
 
-def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path, run, monkeypatch):
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
+def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path, run, passes):
+  passes(Rename("rename", renamed))
   model = parsed("g (float[6] x, int64[2] shape) => (float[a,b] y) { [reshape] y = Reshape(x, shape) }")
   source, out = save(model, tmp_path / "in.onnx"), tmp_path / "out.onnx"
-  status, _, errors = run(source, "-o", out)
-  assert status == 1
-  assert errors.count("\n") == 1
+  _, errors = failed(run(source, "-o", out))
   assert not out.exists()
   for remedy in ("--inputs", "--input-shape", "--no-verify"):
     assert remedy in errors
@@ -299,9 +306,9 @@ def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path, run, monkeypatch)
 
 
 MISTAKES = {
-  "unknown provider": (["{bert}", "-o", "{tmp}/o.onnx", "--provider", "quantum"], 2, "'quantum'"),
-  "missing inputs": (["{bert}", "-o", "{tmp}/o.onnx", "--inputs", "{tmp}/none.npz"], 2, "does not exist"),
-  "wrong inputs": (["{bert}", "-o", "{tmp}/o.onnx", "--inputs", "{tmp}/wrong.npz"], 2, "no input 'nobody'"),
+  "unknown provider": ("{bert} -o {tmp}/o.onnx --provider quantum", 2, "'quantum'"),
+  "missing inputs": ("{bert} -o {tmp}/o.onnx --inputs {tmp}/none.npz", 2, "does not exist"),
+  "wrong inputs": ("{bert} -o {tmp}/o.onnx --inputs {tmp}/wrong.npz", 2, "no input 'nobody'"),
 }
 
 
@@ -313,8 +320,6 @@ def test_a_mistake_is_one_line(name, tmp_path, run):
 def test_cuda_where_there_is_none(tmp_path, run):
   if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
     pytest.skip("this ONNX Runtime has a CUDA provider")
-  status, _, errors = run(BERT, "-o", tmp_path / "o.onnx", "--provider", "cuda")
-  assert status == 1
-  assert errors.count("\n") == 1
+  _, errors = failed(run(BERT, "-o", tmp_path / "o.onnx", "--provider", "cuda"))
   assert "onnxruntime-gpu" in errors
   assert not (tmp_path / "o.onnx").exists()

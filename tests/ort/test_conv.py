@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made
-from node_cases import OPSET, typed
+from node_cases import OPSET, planar, typed
 from onnx import TensorProto, helper
 from onnx_models import built, computed, parametrize
 from threads import in_threads
@@ -78,7 +78,7 @@ def test_equals_onnx_runtimes_own_conv(name):
   "shapes, attributes, wanted",
   [
     ([("n", 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)], {}, ["n", 8, 7, 9]),
-    ([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)], {"pads": [1, 1, 1, 1]}, ["n", 8, "h", "w"]),
+    ([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)], planar(pads=1), ["n", 8, "h", "w"]),
     ([("n", "c", "h", "w"), (8, 6, 3, 1), (8, 1, 1)], {"pads": [1, 0, 1, 0]}, ["n", 8, "h", "w"]),
     ([("n", 6, "h", 11), (8, 6, 3, 3), (8, 1, 1)], {"strides": [2, 2]}, ["n", 8, None, 5]),
     ([("n", 6, "h", "w"), (8, 6, 2, 2), (8, 1, 1)], {"auto_pad": "SAME_UPPER"}, ["n", 8, "h", "w"]),
@@ -89,7 +89,7 @@ def test_equals_onnx_runtimes_own_conv(name):
     ([None, None, None], {"strides": [1, 1, 1]}, [None, None, None, None, None]),
     (
       [("n", "h", 11, 6), (8, 3, 3, 6), (8,)],
-      {"layout": "NHWC", "kernel_shape": [3, 3], "pads": [1, 0, 1, 0]},
+      planar(layout="NHWC", kernel_shape=3, pads=[1, 0, 1, 0]),
       ["n", "h", 9, 8],
     ),
   ],
@@ -102,7 +102,7 @@ def test_shapes_are_inferred(shapes, attributes, wanted):
 
 
 def test_shapes_may_change_from_run_to_run():
-  text, attributes = typed(RESIDUAL_RELU, "float"), {"pads": [1, 1, 1, 1], "strides": [2, 1]}
+  text, attributes = typed(RESIDUAL_RELU, "float"), planar(pads=1, strides=[2, 1])
   for declared in (
     [("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1), ("n", 8, "g", "w")],
     [("n", "c", "h", "w"), ("m", "d", "k", "l"), ("m2", 1, 1), ("n", "m", "g", "v")],
@@ -118,7 +118,7 @@ def test_shapes_may_change_from_run_to_run():
 
 def test_operands_whose_ranks_are_known_may_still_broadcast():
   """What looks like a bias or a residual when the session is made may be another thing in a run."""
-  attributes = {"pads": [1, 1, 1, 1]}
+  attributes = planar(pads=1)
   case = Case(
     "late", typed(RESIDUAL_RELU, "float"), ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1), (2, 8, 9, 11)), attributes
   )
@@ -175,7 +175,7 @@ HALF = TensorProto.FLOAT16
 WRONG = {
   **wrong_epilogues(Wrong),
   "another auto_pad": Wrong("'SAME'", {"auto_pad": "SAME"}),
-  "pads beside auto_pad": Wrong("auto_pad SAME_UPPER; remove", {"auto_pad": "SAME_UPPER", "pads": [1, 1, 1, 1]}),
+  "pads beside auto_pad": Wrong("auto_pad SAME_UPPER; remove", planar(auto_pad="SAME_UPPER", pads=1)),
   "too few pads": Wrong("pads has 2 numbers", {"pads": [1, 1], "strides": [1, 1]}),
   "pads below 0": Wrong("[-1, 0, 0, 0]", {"pads": [-1, 0, 0, 0]}),
   "too many strides": Wrong("the attributes are of 3 spatial dimensions, X and W of 2", {"strides": [1, 1, 1]}),
@@ -253,7 +253,7 @@ def test_a_chain_of_convolutions():
   rng = np.random.default_rng(0)
   weights = [rng.standard_normal((8, 3, 3, 8)).astype(np.float16) / 8 for _ in range(3)]
   relu, residual = typed(BIAS_RELU, "float16"), typed(RESIDUAL_RELU, "float16")
-  shared = {"domain": "ortplugin", "layout": "NHWC", "kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+  shared = planar(domain="ortplugin", layout="NHWC", kernel_shape=3, pads=1)
   nodes = [
     helper.make_node("FusedConv", ["x", "w0", "b"], ["h0"], "a", program=relu, **shared),
     helper.make_node("FusedConv", ["h0", "w1", "b"], ["h1"], "b", program=relu, **shared),

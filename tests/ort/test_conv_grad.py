@@ -19,10 +19,10 @@ LARGE_CASES = tuple(
     layout=layout,
   )
   for name, geometry in {
-    "3x3": Geometry(3, 33, (29, 31), 70, (3, 3), pads=(1, 1, 1, 1)),
+    "3x3": Geometry(3, 33, (29, 31), 70, 3, pads=1),
     "one image": Geometry(1, 19, (57, 43), 21, (5, 3), strides=(2, 1), pads=(2, 1, 2, 1)),
-    "1x1": Geometry(9, 130, (11, 13), 67, (1, 1)),
-    "depthwise": Geometry(2, 70, (31, 29), 70, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=70),
+    "1x1": Geometry(9, 130, (11, 13), 67, 1),
+    "depthwise": Geometry(2, 70, (31, 29), 70, 3, strides=2, pads=1, group=70),
   }.items()
   for transposed in (False, True)
   for layout, dtype in (("NCHW", "float"), ("NHWC", "float"), ("NCHW", "double"), ("NHWC", "float16"))

@@ -13,9 +13,9 @@ from exported import DATA
 from onnx import numpy_helper
 from onnx_models import nodes_of, parametrize
 
-import ortplugin
 from models.light import NAMES as NETWORKS, path, randomized
 from ort.host import verify
+from ortplugin import optimize
 
 EXPECTED = json.loads((DATA / "expected.json").read_text())
 NAMES = [name for name in sorted(EXPECTED) if name.split("_")[0] in ("convnext", "efficientnet", "mobilenet")]
@@ -69,7 +69,7 @@ def layouts(model):
 @parametrize("name", NAMES)
 def test_channels_first(name):
   original = original_of(name)
-  optimized, _ = ortplugin.optimize(original, layout="nchw", skip=["matmul-to-tf32"])
+  optimized, _ = optimize(original, layout="nchw", skip=["matmul-to-tf32"])
   assert set(layouts(optimized)) == {"NCHW"}
   if not name.startswith("convnext"):  # whose linear layers are MatMuls of an image with channels last
     assert len(apart(optimized)) == APART[name.split("_")[0]] + name.startswith("mobilenet")
@@ -81,10 +81,10 @@ def test_channels_first(name):
 @parametrize("name", NAMES)
 def test_channels_last(name):
   original = original_of(name)
-  optimized, _ = ortplugin.optimize(original, layout="nhwc")
+  optimized, _ = optimize(original, layout="nhwc")
   check_channels_last(name, original, optimized)
   verify(original, optimized)
-  again, report = ortplugin.optimize(optimized, layout="nhwc")
+  again, report = optimize(optimized, layout="nhwc")
   assert not report.changes
   assert again == optimized
 
@@ -103,10 +103,10 @@ def check_channels_last(name, original, optimized):
 @parametrize("name", NAMES)
 def test_in_float16_channels_are_last(name):
   original = half(original_of(name))
-  optimized, _ = ortplugin.optimize(original)
+  optimized, _ = optimize(original)
   check_channels_last(name, original, optimized)
   verify(original, optimized)
-  first, _ = ortplugin.optimize(original, layout="nchw")
+  first, _ = optimize(original, layout="nchw")
   assert set(layouts(first)) == {"NCHW"}
 
 
@@ -114,7 +114,7 @@ def test_in_float16_channels_are_last(name):
 @parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
 def test_networks_of_the_onnx_package(name):
   original = randomized(name, logits=True)
-  optimized, _ = ortplugin.optimize(original, layout="nhwc")
+  optimized, _ = optimize(original, layout="nhwc")
   assert transposes(optimized) == []
   assert set(layouts(optimized)) == {"NHWC"}
   verify(original, optimized)
@@ -124,7 +124,7 @@ def test_networks_of_the_onnx_package(name):
 @parametrize("name", NETWORKS)
 def test_all_of_them_as_they_are(name):
   """Weights too large to be folded are computed: these have a Transpose. What else ends a region: LRN and Flatten."""
-  optimized, _ = ortplugin.optimize(path(name), layout="nhwc")
+  optimized, _ = optimize(path(name), layout="nhwc")
   assert set(layouts(optimized)) == {"NHWC"}
   found = Counter(each for each in transposes(optimized) if each[0] != "ConstantOfShape")
   ends = {pair: count for pair, count in found.items() if not {"LRN", "MaxPool"} & set(pair)}

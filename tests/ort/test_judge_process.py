@@ -15,6 +15,7 @@ import pytest
 from onnx_models import add_weights, parametrize, parsed
 
 from ort import dying
+from ort.test_verify_graphs import Rename
 from ortplugin.check import judge_process, verify
 from ortplugin.check.child import Child, free_memory
 from ortplugin.check.inputs import CANDIDATES, generate, without_weights
@@ -23,11 +24,10 @@ from ortplugin.check.judge_process import JudgeProcess
 from ortplugin.cli import main
 from ortplugin.errors import UsageError, VerificationError
 from ortplugin.optimizer import pipeline
-from ortplugin.passes.base import Change, PassResult
 from ortplugin.report import PLAIN
 from ortplugin.session import CPU
 
-MODEL = """g (float[4,8] x) => (float[4,8] y) { a = Abs(x) y = Neg(a) }"""
+MODEL = """g (float[4,8] x) => (y) { a = Abs(x) y = Neg(a) }"""
 HOW = {
   "segmentation": "died of SIGSEGV (Segmentation fault)",
   "abort": "died of SIGABRT (Aborted): terminate called after throwing an instance of 'std::bad_alloc'",
@@ -226,26 +226,10 @@ def test_inputs_need_no_weights():
 # ---- the guilty rewrite
 
 
-class Rename:
-  """A pass that renames the node of one type, after a fault."""
-
-  summary = "for a test"
-
-  def __init__(self, name, operator, new):
-    self.name, self.operator, self.new = name, operator, new
-
-  def __call__(self, graph, limit=None):
-    found = [node for node in graph.nodes if node.op == self.operator and node.name != self.new][:limit]
-    for node in found:
-      node.name = self.new
-    return PassResult(tuple(Change(self.name, (node.op,), node.name) for node in found), ())
-
-
 @parametrize("fault", ["segmentation", "abort"])
 def test_the_rewrite_that_makes_onnx_runtime_die_is_named(tmp_path, monkeypatch, capsys, fault):
   monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
-  steps = Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)
-  monkeypatch.setattr(pipeline, "TABLE", steps)
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)))
   saved(tmp_path, "neg", "in.onnx")
   command = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--provider", "cpu"]
   assert main(command) == 1

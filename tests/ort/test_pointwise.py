@@ -34,7 +34,7 @@ from ort.host import (
   run_decomposed,
 )
 from ort.refusals import wrong_programs, wrong_texts
-from ortplugin.program import INTEGERS
+from ortplugin.program import FLOATING, INTEGERS
 
 
 @parametrize("case", [*CASES, *LARGE_CASES])
@@ -93,7 +93,7 @@ def test_the_decomposition_runs_without_the_library(case):
   ],
 )
 def test_shapes_are_inferred(shapes, wanted):
-  for dtype in ("float16", "bfloat16", "float", "double"):
+  for dtype in FLOATING:
     (output,) = make(model_of(typed(SUM_RELU, dtype), shapes)).get_outputs()
     assert_inferred(output, wanted, dtype)
 

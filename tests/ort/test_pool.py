@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from node_cases import OPSET, bits, model_with
+from node_cases import OPSET, bits, model_with, planar
 from onnx import TensorProto, helper
 from onnx_models import built, computed, parametrize
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen
@@ -178,8 +178,8 @@ HUGE = 2**31 - 1
 @parametrize(
   "given, wanted",
   [
-    ({"kind": "max", "auto_pad": "SAME_UPPER", "kernel_shape": [HUGE, HUGE]}, [[9, 9, 9, 9]] * 3),
-    ({"kind": "average", "auto_pad": "SAME_LOWER", "kernel_shape": [HUGE, HUGE]}, [[5, 5, 5, 5]] * 3),
+    (planar(kind="max", auto_pad="SAME_UPPER", kernel_shape=HUGE), [[9, 9, 9, 9]] * 3),
+    (planar(kind="average", auto_pad="SAME_LOWER", kernel_shape=HUGE), [[5, 5, 5, 5]] * 3),
     # Each window ends at an element, or begins at one.
     (
       {"kind": "average", "kernel_shape": [3, 10**9], "strides": [1, 10**9], "pads": [0, 10**9 - 1, 0, 10**9 - 3]},
@@ -242,7 +242,7 @@ def test_long_rows_are_made_in_segments(mode, layout):
 
 # ---- shapes
 
-POOL = {"kind": "max", "kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+POOL = planar(kind="max", kernel_shape=3, strides=2, pads=1)
 SIZES = {"sizes": [8, 9], "mode": "linear"}
 SCALES = {"scales": [2.0, 1.5]}
 GLOBAL = {"kind": "global_average"}

@@ -12,9 +12,9 @@ from exported import DATA
 from onnx import TensorProto, helper
 from onnx_models import all_attributes, parametrize, parsed
 
-import ortplugin
 from models.light import randomized
 from ort.host import make, run
+from ortplugin import optimize
 from ortplugin.check.compare import Tolerance
 from ortplugin.check.verify import computed_in
 from ortplugin.cli import main
@@ -50,12 +50,12 @@ def half_weights(model):
 @parametrize("name", MODELS)
 def test_exported_models(name):
   path = DATA / f"{name}.onnx"
-  model, report = ortplugin.optimize(path, precision="fp16", verify=True, providers=["cpu"])
+  model, report = optimize(path, precision="fp16", verify=True, providers=["cpu"])
   assert report.passed
   # T5's relative positions are numbers that become integers, and its bias a mask in float32.
   assert half_weights(model) > (0.94 if name.startswith("t5") else 0.98)
   assert casts(model) == MODELS[name]
-  again, second = ortplugin.optimize(model, precision="fp16", providers=["cpu"])
+  again, second = optimize(model, precision="fp16", providers=["cpu"])
   assert not second.changes
   assert again == model
 
@@ -63,9 +63,7 @@ def test_exported_models(name):
 @pytest.mark.one_in(2)
 @parametrize("name", ["bert_torchscript_opset14_fp16", "t5_dynamo_opset23_fp16", "rms_dynamo_fp16"])
 def test_back_to_float32(name):
-  model, report = ortplugin.optimize(
-    DATA / f"{name}.onnx", precision="fp32", precision_io=True, verify=True, providers=["cpu"]
-  )
+  model, report = optimize(DATA / f"{name}.onnx", precision="fp32", precision_io=True, verify=True, providers=["cpu"])
   assert report.passed
   assert half_weights(model) == 0
   assert not report.kept
@@ -73,7 +71,7 @@ def test_back_to_float32(name):
 
 def test_inputs_and_outputs():
   path = DATA / "efficientnet_dynamo.onnx"
-  model, report = ortplugin.optimize(path, precision="fp16", precision_io=True, verify=True, providers=["cpu"])
+  model, report = optimize(path, precision="fp16", precision_io=True, verify=True, providers=["cpu"])
   assert report.passed
   assert casts(model) == 0
   kinds = [value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)]
@@ -81,9 +79,7 @@ def test_inputs_and_outputs():
 
 
 def test_with_trained_magnitudes():
-  model, report = ortplugin.optimize(
-    randomized("shufflenet", logits=True), precision="fp16", verify=True, providers=["cpu"]
-  )
+  model, report = optimize(randomized("shufflenet", logits=True), precision="fp16", verify=True, providers=["cpu"])
   assert report.passed
   assert casts(model) == 1  # the output's is part of the classifier, which is a convolution
   assert half_weights(model) == 1
@@ -103,7 +99,7 @@ def test_activations_that_overflow_on_the_given_inputs_stay():
   """x of 100 makes a of some 2000 and b beyond 65504: unknown without the inputs, and then the check says so."""
   original = growing(256.0)
   x = 100 * np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
-  model, report = ortplugin.optimize(original, precision="fp16", verify=True, providers=["cpu"], inputs={"x": x})
+  model, report = optimize(original, precision="fp16", verify=True, providers=["cpu"], inputs={"x": x})
   assert report.passed
   reasons = {miss.node: miss.reason for miss in report.kept}
   assert set(reasons) == {"grow (Mul)", "move (Transpose)", "shrink (Mul)"}
@@ -117,12 +113,12 @@ def test_an_overflow_that_nobody_foresaw_is_found_and_named():
   del original.graph.node[2:]
   original.graph.output[0].name = "b"
   with pytest.raises(VerificationError, match=r"from the rewrite 'precision'.*--precision-skip") as failed:
-    ortplugin.optimize(original, precision="fp16", precision_io=True, verify=True, providers=["cpu"])
+    optimize(original, precision="fp16", precision_io=True, verify=True, providers=["cpu"])
   assert failed.value.report.guilty.rewrite == "precision"
 
 
 def test_a_large_constant_is_kept_and_the_model_agrees():
-  _, report = ortplugin.optimize(growing(1e5), precision="fp16", verify=True, providers=["cpu"])
+  _, report = optimize(growing(1e5), precision="fp16", verify=True, providers=["cpu"])
   assert report.passed
   assert any("the initializer 'large' holds 100000" in miss.reason for miss in report.kept)
 
@@ -138,10 +134,10 @@ def test_ranges_are_the_largest_finite_magnitudes():
 
 def test_bfloat16_needs_a_gpu_to_be_verified():
   with pytest.raises(VerificationError, match=r"lacks bfloat16 kernels on the CPU.*--no-verify"):
-    ortplugin.optimize(
+    optimize(
       growing(2.0), precision="bf16", verify=True, providers=["cpu"], skip=["matmul-to-fused"]
     )  # whose product there is a kernel for
-  _, report = ortplugin.optimize(growing(2.0), precision="bf16")
+  _, report = optimize(growing(2.0), precision="bf16")
   assert report.converted == 5
 
 
@@ -206,7 +202,7 @@ def test_gradients_of_convolutions(case):
   outputs = [each.name for each in original.graph.output]
   for precision in ("fp16", "fp32"):
     sources = [helper.np_dtype_to_tensor_dtype(each) for each in PRECISIONS[precision].sources]
-    model, report = ortplugin.optimize(original, only=[], precision=precision)
+    model, report = optimize(original, only=[], precision=precision)
     assert bool(report.converted) == any(names[name] in sources for name in gradient_names(original, names, precision))
     assert not report.kept
     for name, have, want in zip(outputs, run(make(model.SerializeToString()), case), wanted, strict=True):

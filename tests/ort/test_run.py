@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from onnx_models import built, parametrize
 
 import ortplugin
+from ortplugin import register, run
 from ortplugin.errors import RuntimeMissingError, UsageError
 from ortplugin.ops import OPERATORS
 from ortplugin.session import gpu_count
@@ -37,14 +38,14 @@ def test_a_session_runs_the_plugins_operators(tmp_path, rng):
   for source in (norm_model(), tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
     session = ortplugin.session(source, providers=["cpu"])
     assert isinstance(session, onnxruntime.InferenceSession)
-    result = ortplugin.run(session, {"x": x, "g": np.full(8, 2, np.float32)})
+    result = run(session, {"x": x, "g": np.full(8, 2, np.float32)})
     np.testing.assert_allclose(result["y"], 2 * expected_norm(x), rtol=1e-5, atol=1e-6)
 
 
 def test_options_can_be_registered_twice_and_shared():
   options = onnxruntime.SessionOptions()
-  ortplugin.register(options)
-  ortplugin.register(options)
+  register(options)
+  register(options)
   for _ in range(2):
     assert ortplugin.session(norm_model(), providers=["cpu"], session_options=options).get_inputs()
 
@@ -62,22 +63,22 @@ def test_every_dtype_goes_through(name):
   number = TensorProto.DataType.Value(name)
   x = np.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
   session = plain_session(identity_model(number, 21))
-  result = ortplugin.run(session, {"x": x})["y"]
+  result = run(session, {"x": x})["y"]
   assert result.dtype == x.dtype
   assert (result == x).all()
-  assert (ortplugin.run(session, {"x": x.T})["y"] == x.T).all()  # not contiguous
-  assert ortplugin.run(session, {"x": x[:0]})["y"].shape == (0, 3)
+  assert (run(session, {"x": x.T})["y"] == x.T).all()  # not contiguous
+  assert run(session, {"x": x[:0]})["y"].shape == (0, 3)
 
 
 def test_strings_go_through():
   words = np.array([["a", "b"]], dtype=object)
-  assert (ortplugin.run(plain_session(identity_model(TensorProto.STRING, 21)), {"x": words})["y"] == words).all()
+  assert (run(plain_session(identity_model(TensorProto.STRING, 21)), {"x": words})["y"] == words).all()
 
 
 def test_results_are_the_callers_own():
   session = plain_session(identity_model(TensorProto.BFLOAT16, 21))
-  kept = ortplugin.run(session, {"x": np.ones((2, 2), ml_dtypes.bfloat16)})["y"]
-  ortplugin.run(session, {"x": np.zeros((2, 2), ml_dtypes.bfloat16)})
+  kept = run(session, {"x": np.ones((2, 2), ml_dtypes.bfloat16)})["y"]
+  run(session, {"x": np.zeros((2, 2), ml_dtypes.bfloat16)})
   del session
   assert kept.astype(float).sum() == 4
 
@@ -92,15 +93,15 @@ def test_results_are_the_callers_own():
 )
 def test_wrong_feeds(feeds, words):
   with pytest.raises(UsageError, match=words):
-    ortplugin.run(plain_session(identity_model(TensorProto.FLOAT, 21)), feeds)
+    run(plain_session(identity_model(TensorProto.FLOAT, 21)), feeds)
 
 
 def test_arrays_of_other_libraries():
   torch = pytest.importorskip("torch")
   session = plain_session(identity_model(TensorProto.FLOAT, 21))
-  assert (ortplugin.run(session, {"x": torch.ones(2, 3)})["y"] == 1).all()
+  assert (run(session, {"x": torch.ones(2, 3)})["y"] == 1).all()
   with pytest.raises(UsageError, match="Tensor that NumPy can't read"):
-    ortplugin.run(session, {"x": torch.ones(2, 3, requires_grad=True)})
+    run(session, {"x": torch.ones(2, 3, requires_grad=True)})
 
 
 def test_chosen_outputs():
@@ -108,6 +109,6 @@ def test_chosen_outputs():
   model.graph.node.append(helper.make_node("Neg", ["x"], ["z"]))
   model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", "m"]))
   session = plain_session(model.SerializeToString())
-  assert list(ortplugin.run(session, {"x": np.ones((1, 1), np.float32)}, ["z"])) == ["z"]
+  assert list(run(session, {"x": np.ones((1, 1), np.float32)}, ["z"])) == ["z"]
   with pytest.raises(UsageError, match="no output 'w'"):
-    ortplugin.run(session, {"x": np.ones((1, 1), np.float32)}, ["w"])
+    run(session, {"x": np.ones((1, 1), np.float32)}, ["w"])

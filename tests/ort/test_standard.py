@@ -11,6 +11,7 @@ from onnx import helper
 from onnx_models import parametrize, parsed
 
 import ortplugin
+from ortplugin import optimize
 from ortplugin.check import judge
 from ortplugin.check.inputs import without_weights
 from ortplugin.graph import DOMAIN
@@ -46,7 +47,7 @@ def ours(model):
 @parametrize("op", ["Conv", "ConvTranspose"])
 def test_what_surrounds_a_convolution_in_float_is_standard(op, tmp_path):
   original = network(op=op)
-  optimized, _ = ortplugin.optimize(original)
+  optimized, _ = optimize(original)
   assert {f"Fused{op}", "FusedLayerNorm", "UpdateSlice"} <= ours(optimized)
   made = standard_on_cpu(optimized.SerializeToString())
   assert made is not None
@@ -66,7 +67,7 @@ def test_a_global_pool_of_known_size_has_a_window(kind):
   del original.graph.node[3:]
   original.graph.node.append(helper.make_node(f"Global{kind}Pool", ["r"], ["y"]))
   original.graph.output[0].type.tensor_type.shape.ClearField("dim")
-  optimized, _ = ortplugin.optimize(original)
+  optimized, _ = optimize(original)
   assert "FusedPool" in ours(optimized)
   made = standard_on_cpu(optimized.SerializeToString())
   assert made is not None
@@ -82,8 +83,8 @@ def test_a_global_pool_of_known_size_has_a_window(kind):
 
 
 def test_other_models_stay(tmp_path):
-  optimized, _ = ortplugin.optimize(network())
-  half, _ = ortplugin.optimize(network("float16"))
+  optimized, _ = optimize(network())
+  half, _ = optimize(network("float16"))
   assert "FusedConv" in ours(half)
   without = onnx.ModelProto()
   without.CopyFrom(optimized)
@@ -120,7 +121,7 @@ def test_products_in_float_are_standard_alone_without_convolutions():
 
 def test_no_standard_form_at_its_opset():
   """An average with dilations is none before opset 19."""
-  optimized, _ = ortplugin.optimize(network())
+  optimized, _ = optimize(network())
   attributes = {"kind": "average", "kernel_shape": [2, 2], "dilations": [2, 2]}
   optimized.graph.node.append(helper.make_node("FusedPool", ["x"], ["z"], domain=DOMAIN, **attributes))
   assert standard_on_cpu(optimized.SerializeToString()) is None
@@ -128,7 +129,7 @@ def test_no_standard_form_at_its_opset():
 
 @parametrize("providers", [["cuda"], ["cpu"]])
 def test_with_a_gpu_or_unasked_the_model_stays(providers, monkeypatch):
-  optimized, _ = ortplugin.optimize(network())
+  optimized, _ = optimize(network())
   given = []
 
   def made(source, *rest, providers, **more):
@@ -143,7 +144,7 @@ def test_with_a_gpu_or_unasked_the_model_stays(providers, monkeypatch):
 
 def test_verification_times_what_a_session_runs(tmp_path, monkeypatch):
   model = network()
-  optimized, _ = ortplugin.optimize(model)
+  optimized, _ = optimize(model)
   sides = []
   for name, each in (("m", model), ("fast", optimized)):
     onnx.save(each, tmp_path / f"{name}.onnx")

@@ -43,10 +43,10 @@ def test_attention_as_exporters_write_it(rng):
   graph = """g (float[N,50,96] x) => (float[N,4,50,50] s, float[N,4,8,49] v)
     <int64[5] heads = {0,50,3,4,8}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[1] one = {1},
      int64[1] end = {9223372036854775807}, int64[1] two = {2}> {
-      h = Reshape(x, heads)  t = Transpose<perm=[2,0,3,1,4]>(h)
+      h = Reshape(x, heads)  t = Transpose<2,0,3,1,4>(h)
       a = Gather(t, i0)  b = Gather(t, i1)  c = Gather(t, i2)
-      k = Transpose<perm=[0,1,3,2]>(b)  s = MatMul(a, k)
-      d = Slice(c, one, end, two)  v = Transpose<perm=[0,1,3,2]>(d) }"""
+      k = Transpose<0,1,3,2>(b)  s = MatMul(a, k)
+      d = Slice(c, one, end, two)  v = Transpose<0,1,3,2>(d) }"""
   original = parsed(graph, 17)
   made, _, _ = run_passes(original, select_passes(only=["fuse-transpose"]))
   moved = [node.op_type for node in made.graph.node if "Transpose" in node.op_type]

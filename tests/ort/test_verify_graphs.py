@@ -295,18 +295,21 @@ def test_shifted_values_are_the_same_ones_elsewhere():
 
 
 class Rename:
-  """A pass that renames the nodes of one type."""
+  """A pass that gives the nodes of one type the name `new`, or a name that ends with "_new"."""
 
   summary = "for a test"
 
-  def __init__(self, name, operator):
-    self.name, self.operator = name, operator
+  def __init__(self, name, operator, new=""):
+    self.name, self.operator, self.new = name, operator, new
 
   def __call__(self, graph, limit=None):
-    found = [node for node in graph.nodes if node.op == self.operator and not node.name.endswith("_new")]
-    for node in found[:limit]:
-      node.name += "_new"
-    return PassResult(tuple(Change(self.name, (node.name,), node.name) for node in found[:limit]), ())
+    def new(node):
+      return self.new or f"{node.name.removesuffix('_new')}_new"
+
+    found = [node for node in graph.nodes if node.op == self.operator and node.name != new(node)][:limit]
+    for node in found:
+      node.name = new(node)
+    return PassResult(tuple(Change(self.name, (node.name,), node.name) for node in found), ())
 
 
 @pytest.mark.parametrize("guilty", ["abs", "exp", "sqrt"])

@@ -89,7 +89,7 @@ def test_it_ends_whatever_a_model_says_of_its_values(seed):
   for index in range(pick.randint(3, 7)):
     a, b = pick.choice(values), pick.choice(values)
     op = pick.choice([f"com.microsoft.SkipLayerNormalization({a}, {b}, g)", f"LayerNormalization({a}, g)",
-                      f"Add({a}, {b})", f"Tanh({a})", f"Transpose<perm=[1,0]>({a})"])  # fmt: skip
+                      f"Add({a}, {b})", f"Tanh({a})", f"Transpose<1,0>({a})"])  # fmt: skip
     values.append(f"v{index}")
     nodes.append(f"v{index} = {op}")
   outputs = [each for each in values[2:] if pick.random() < 0.5 or each == values[-1]]

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from ml_dtypes import bfloat16
 from node_cases import assert_invalid
+from numpy.testing import assert_allclose, assert_array_equal
 from onnx import helper
 from onnx_models import built, computed, parametrize, parsed
 
@@ -77,16 +78,16 @@ def test_the_decomposition_is_the_reference(template, opset, dtype, rng):
   for a, b in zip(found, expected, strict=True):
     assert a.dtype == b.dtype
     assert a.shape == (3, 4, 5)
-    np.testing.assert_allclose(a, b, *TOLERANCES[dtype])
+    assert_allclose(a, b, *TOLERANCES[dtype])
 
 
 def test_the_reference_is_the_formula():
   """A row of 1, 2, 3 and 4: mean 2.5, variance 1.25."""
   x = np.array([[1, 2, 3, 4]], np.float64)
   (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization<epsilon=0>(x) }"), [x])
-  np.testing.assert_allclose(y, (x - 2.5) / np.sqrt(1.25), rtol=1e-15)
+  assert_allclose(y, (x - 2.5) / np.sqrt(1.25), rtol=1e-15)
   (y,) = layer_norm(parse("(double x) => (double y) { y = RMSNormalization<epsilon=0>(x) }"), [x])
-  np.testing.assert_allclose(y, x / np.sqrt(7.5), rtol=1e-15)
+  assert_allclose(y, x / np.sqrt(7.5), rtol=1e-15)
   (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization(x) }"), [np.full((2, 3), 7.0)])
   assert (y == 0).all()
 
@@ -98,7 +99,7 @@ def test_the_reference_agrees_with_onnx_runtime(rng):
     "g (float[4,7] x, float[7] gamma) => (float[4,7] y) { y = LayerNormalization <epsilon=0.001>(x, gamma) }"
   )
   program = parse("(float x, float gamma) => (float y) { n = LayerNormalization<epsilon=1e-3>(x) y = Mul(n, gamma) }")
-  np.testing.assert_allclose(
+  assert_allclose(
     layer_norm(program, [x, gamma])[0], computed(model, {"x": x, "gamma": gamma})[0], rtol=1e-5, atol=1e-6
   )
 
@@ -107,7 +108,7 @@ def test_float16_does_not_overflow():
   """Squares of 300 overflow float16, as do sums of a long row: reductions run in float32 (ORT 29034)."""
   x = np.where(np.arange(4096) % 2, 300, -300).astype(np.float16)[None]
   text = "(float16 x) => (float16 y) { y = RMSNormalization(x) }"
-  np.testing.assert_array_equal(run_decomposed(text, {"x": x}, 17)[0], np.sign(x))
+  assert_array_equal(run_decomposed(text, {"x": x}, 17)[0], np.sign(x))
 
 
 def test_the_reference_rounds_where_the_language_says():
@@ -116,12 +117,12 @@ def test_the_reference_rounds_where_the_language_says():
   exact = x / np.sqrt(7)
   for dtype in ("float16", "bfloat16", "float"):
     (y,) = layer_norm(parse(third % dtype), [x])
-    np.testing.assert_array_equal(y, exact.astype(NUMPY_DTYPES[dtype]).astype(np.float64))
+    assert_array_equal(y, exact.astype(NUMPY_DTYPES[dtype]).astype(np.float64))
   half = parse("(float16 x) => (float16 y) { n = RMSNormalization<epsilon=0>(x) y = Mul(n, 3) }")
   (unrounded,) = layer_norm(half, [x.astype(np.float16)], rounded=False)
-  np.testing.assert_array_equal(unrounded, exact * 3)
+  assert_array_equal(unrounded, exact * 3)
   (y,) = layer_norm(half, [x.astype(np.float16)])
-  np.testing.assert_array_equal(y, (exact * 3).astype(np.float16))
+  assert_array_equal(y, (exact * 3).astype(np.float16))
   (y,) = layer_norm(parse("(bfloat16 x) => (bfloat16 y) { y = RMSNormalization(x) }"), [x.astype(bfloat16)])
   assert y.dtype == bfloat16
 
@@ -129,7 +130,7 @@ def test_the_reference_rounds_where_the_language_says():
 def test_results_are_broadcast_to_s(rng):
   text = "(float x, float b) => (float y, float z) { y = RMSNormalization(x) z = Neg(b) }"
   x, b = rng.standard_normal((2, 3, 4)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
-  np.testing.assert_array_equal(layer_norm(parse(text), [x, b])[1], np.broadcast_to(-b, (2, 3, 4)))
+  assert_array_equal(layer_norm(parse(text), [x, b])[1], np.broadcast_to(-b, (2, 3, 4)))
 
 
 def test_nan_is_neither_above_nor_below_a_threshold():
@@ -137,7 +138,7 @@ def test_nan_is_neither_above_nor_below_a_threshold():
   nan = np.array([np.nan])
   for op in ("ThresholdedRelu", "Shrink<bias=1>"):
     program = parse(f"(double x) => (double y) {{ y = {op}(x) }}")
-    np.testing.assert_array_equal(evaluate(program.statements[0], [nan]), [0.0])
+    assert_array_equal(evaluate(program.statements[0], [nan]), [0.0])
 
 
 def test_shape_inference():

@@ -57,7 +57,7 @@ def shown(lengths):
       "a*b 8",
     ),
     "a Slice of Shape, behind a Transpose": (
-      "t = Transpose<perm=[1,0,2]>(x)  s = Shape(t)  h = Slice(s, v0, v1)"
+      "t = Transpose<1,0,2>(x)  s = Shape(t)  h = Slice(s, v0, v1)"
       "  k = Concat<axis=0>(h, minus, eight)  y = Reshape(t, k)",
       "b a 8",
     ),

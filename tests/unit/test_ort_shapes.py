@@ -167,7 +167,7 @@ def test_attention_of_open_lengths(q, v, wanted):
   """Of which onnx infers 0; the weights' shape is left open, of which it does so, too."""
   heads = "<q_num_heads=4, kv_num_heads=2>" if q.count(",") == 2 else ""
   model = parsed(
-    f"""g (float[{q}] q, float[{v}] k, float[{v}] v) => (float[a,b,c] y, float[a,b,c,d] w)
+    f"""g (float[{q}] q, float[{v}] k, v) => (float[a,b,c] y, float[a,b,c,d] w)
       {{ p, e, f, w = Attention{heads}(q, k, v)  y = Relu(p) }}""",
     23,
     10,
@@ -257,7 +257,7 @@ def test_an_output_that_the_model_describes_wrongly(length):
 def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension():
   """Exporters write names as inference makes them up, and inference counts from 0 again."""
   graph = import_model(
-    parsed("""g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
+    parsed("""g (float[N] x, bool[N] m, n) => (float[unk__0] y)
     { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
   )
   for _ in range(2):

@@ -29,7 +29,7 @@ def makers(scope):
 
 
 def find(pattern, text):
-  scope = scope_of(f"g (float[2,3] x, float[2,3] z) => (float[2,3] y) {{ {text} }}")
+  scope = scope_of(f"g (float[2,3] x, z) => (y) {{ {text} }}")
   return [match for node in scope.slots if node is not None for match in matches(pattern, node, scope)]
 
 
@@ -104,7 +104,7 @@ def test_domains():
 
 def test_constants():
   scope = scope_of(
-    """g (float x, float c) => (float y) <float c = {1}, float d = {2}> {
+    """g (float x, c) => (y) <float c = {1}, float d = {2}> {
       e = Constant<value_float=3.0>()  f = Constant<value_ints=[1,2]>()  s = Constant<value_string="s">()
       a = Add(c, d)  b = Add(a, e)  k = Cast<to=1>(f)  y = Add(b, x) }"""
   )
@@ -121,7 +121,7 @@ def test_constants():
 
 def test_large_constants_are_not_read():
   weights = {"w": np.ones(2000, np.float32)}
-  model = parsed("g (float[2000] x) => (float[2000] y) { y = Add(x, w) }", weights=weights)
+  model = parsed("g (float[2000] x) => (y) { y = Add(x, w) }", weights=weights)
   scope = next(scopes(import_model(model)))
   tensor = scope.graph.tensors()["w"]
   assert scope.is_constant(tensor)
@@ -130,7 +130,7 @@ def test_large_constants_are_not_read():
 
 
 def test_external_data_that_is_not_loaded_is_not_read():  # RELIABILITY 41
-  model = parsed("g (float x) => (float y) <float w = {1}> { y = Add(x, w) }")
+  model = parsed("g (float x) => (y) <float w = {1}> { y = Add(x, w) }")
   tensor = model.graph.initializer[0]
   tensor.ClearField("float_data")
   tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -141,8 +141,8 @@ def test_external_data_that_is_not_loaded_is_not_read():  # RELIABILITY 41
 
 
 def test_dependence():
-  scope = scope_of("""g (bool p, float x) => (float y, float z) { a = Sin(x)  b = Cos(x)  c = Add(a, b)
-      y = If(p) <then_branch = t () => (float u) { u = Neg(c) }, else_branch = e () => (float v) { v = Neg(x) }>
+  scope = scope_of("""g (bool p, float x) => (y, z) { a = Sin(x)  b = Cos(x)  c = Add(a, b)
+      y = If(p) <then () => (float u) { u = Neg(c) }, else () => (float v) { v = Neg(x) }>
       z = Neg(b) }""")
   nodes, tensors = makers(scope), scope.graph.tensors()
   assert scope.depends_on(tensors["c"], nodes["a"])
@@ -153,9 +153,9 @@ def test_dependence():
 
 
 def test_who_else_uses_a_value():
-  scope = scope_of("""g (bool p, float x) => (float y, float c) { a = Sin(x)  b = Cos(a)  c = Neg(b)  d = Abs(c)
-      y = If(p) <then_branch = t () => (float u) { u = Neg(d) },
-                  else_branch = e () => (float v) { v = Neg(x) }> }""")
+  scope = scope_of("""g (bool p, float x) => (y, c) { a = Sin(x)  b = Cos(a)  c = Neg(b)  d = Abs(c)
+      y = If(p) <then () => (float u) { u = Neg(d) },
+                  else () => (float v) { v = Neg(x) }> }""")
   nodes, tensors = makers(scope), scope.graph.tensors()
   assert scope.used_beyond(tensors["a"], [nodes["b"]]) == ""
   assert scope.used_beyond(tensors["a"], []) == "'a' is also used by 'b' (Cos)"
@@ -164,7 +164,7 @@ def test_who_else_uses_a_value():
 
 
 def test_replacing_moves_only_what_must():
-  scope = scope_of("""g (float x) => (float y, float z) {
+  scope = scope_of("""g (float x) => (y, z) {
     a = Sin(x)  after = Neg(a)  before = Cos(x)  b = Add(a, before)  y = Mul(b, after)  z = Abs(after) }""")
   nodes, tensors = makers(scope), scope.graph.tensors()
   fused = gs.Node("Fused", "fused", {}, [tensors["x"], tensors["before"]], [])
@@ -249,7 +249,7 @@ def test_annotation_survives_what_it_cannot_infer():
 
 def test_inference_from_the_inputs_is_believed_before_value_info():
   """Tools that make a batch dynamic often leave its old length in value_info."""
-  model = parsed("""g (float[batch,3] x) => (float[batch,3] y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }""")
+  model = parsed("""g (float[batch,3] x) => (y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }""")
   graph = import_model(model)
   assert tuple(graph.tensors()["a"].shape) == (1, 3)
   annotate(graph)

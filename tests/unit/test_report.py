@@ -60,8 +60,8 @@ def text_of(report, explain=False, width=160):
 
 def test_operators_are_counted_in_bodies_and_functions():
   model = parsed(
-    """g (float[1] x) => (float[1] y) <bool c = {1}> {
-      i = If(c) <then_branch = b () => (float o) { o = Relu(x) }, else_branch = b () => (float o) { o = Relu(x) }>
+    """g (float[1] x) => (y) <bool c = {1}> {
+      i = If(c) <then () => (float o) { o = Relu(x) }, else () => (float o) { o = Relu(x) }>
       y = local.Twice(i) }
     <domain: "local", opset_import: ["" : 17]> Twice (a) => (b) { b = Add(a, a) }""",
     domains=["local"],

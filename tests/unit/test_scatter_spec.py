@@ -327,7 +327,7 @@ def test_the_forms_of_the_kernel_are_variants():
 def test_the_decomposition_of_an_unknown_rank_has_no_rank():
   """One model of a slice serves every rank: nothing in it was made from a shape."""
   node = node_of("UpdateSlice", axes=[0], steps=[2])
-  model = built(decompose(node, 17), "float[] x0, float[] x1, int64[] x2", "float[] y0")
+  model = built(decompose(node, 17), "float[] x0, x1, int64[] x2", "float[] y0")
   for data, updates in (((7,), (3,)), ((7, 2), (3, 1)), ((7, 2, 3), (3, 2, 1))):
     feeds = {"x0": np.zeros(data, np.float32), "x1": np.ones(updates, np.float32), "x2": np.array([-6])}
     (got,) = ReferenceEvaluator(model).run(None, feeds)

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from threads import in_threads
 
 import ortplugin
+from ortplugin import library_path, register, session
 from ortplugin.errors import RuntimeMissingError, UsageError
 from ortplugin.session import core, elements, streams
 
@@ -89,22 +90,22 @@ def test_the_public_names_stay_functions():
 
 
 def test_library_path(library_file, monkeypatch):
-  assert ortplugin.library_path() == str(library_file)
+  assert library_path() == str(library_file)
   library_file.unlink()
   with pytest.raises(RuntimeMissingError, match="make dev"):
-    ortplugin.library_path()
+    library_path()
 
 
 def test_registering_twice_is_harmless(library_file):
   options = Options()
-  ortplugin.register(options)
-  ortplugin.register(options)
+  register(options)
+  register(options)
   assert options.libraries == [str(library_file)]
 
 
 def test_threads_register_once(library_file):
   options = Options()
-  in_threads(16, lambda number: ortplugin.register(options))
+  in_threads(16, lambda number: register(options))
   assert len(options.libraries) == 1
 
 
@@ -113,7 +114,7 @@ def test_a_failed_registration_says_with_what(library_file, monkeypatch):
   options = Options()
   options.libraries.append("another")
   with pytest.raises(RuntimeMissingError, match=r"onnxruntime 1.0 can't register .*libortplugin.so: domain"):
-    ortplugin.register(options)
+    register(options)
 
 
 def test_threads_that_load_the_runtime_leave_stdout_as_it_was(monkeypatch):
@@ -165,14 +166,14 @@ def test_sessions_never_fall_back_silently(library_file, monkeypatch):
   use_runtime(monkeypatch, both, 1, InferenceSession=make)
   monkeypatch.setattr(streams, "Stream", lambda device_id: SimpleNamespace(address=64 + device_id))
   with pytest.raises(RuntimeMissingError, match="could not start CUDAExecutionProvider"):
-    ortplugin.session("m.onnx", cuda_graph=True)
+    session("m.onnx", cuda_graph=True)
   assert made[0].providers == both
   assert made[0].settings == [{"enable_cuda_graph": "1", "user_compute_stream": "64"}, {}]
   assert made[0].options.libraries
-  ortplugin.session(b"bytes", providers=["cpu"])
+  session(b"bytes", providers=["cpu"])
   assert made[1].providers == ["CPUExecutionProvider"]
   with pytest.raises(RuntimeMissingError):
-    ortplugin.session("m.onnx", providers=[("cuda", {"device_id": 1})])
+    session("m.onnx", providers=[("cuda", {"device_id": 1})])
   assert made[2].settings == [{"device_id": "1"}, {}]
   for arguments, words in (
     ({"providers": ["cpu"], "cuda_graph": True}, "add 'cuda'"),
@@ -180,7 +181,7 @@ def test_sessions_never_fall_back_silently(library_file, monkeypatch):
     ({"providers": ["cpu"], "provider_options": []}, "one for each"),
   ):
     with pytest.raises(UsageError, match=words):
-      ortplugin.session("m.onnx", **arguments)
+      session("m.onnx", **arguments)
 
 
 def test_element_types_are_onnxs():

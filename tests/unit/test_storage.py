@@ -20,6 +20,7 @@ from onnx_models import parametrize, parsed
 from ortplugin.errors import ModelError, OrtPluginError, StorageError, UsageError
 from ortplugin.model import storage
 from ortplugin.model.checks import check_structure, check_tensors
+from ortplugin.model.storage import load_model, save_model
 
 WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 
@@ -27,7 +28,7 @@ WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 def small_model(weight=WEIGHT, opset=17):
   """y = x @ w + b with a weight of 4 kB."""
   return parsed(
-    "small (float[n,32] x) => (float[n,32] y) { [matmul] m = MatMul(x, w)  [add] y = Add(m, b) }",
+    "small (float[n,32] x) => (y) { [matmul] m = MatMul(x, w)  [add] y = Add(m, b) }",
     opset,
     weights={"w": weight, "b": np.ones(32, np.float32)},
   )
@@ -52,7 +53,7 @@ def external_model(folder, **entries):
 
 def refused(path, *words):
   with pytest.raises(OrtPluginError) as caught:
-    storage.load_model(path)
+    load_model(path)
   text = str(caught.value)
   assert "\n" not in text
   for word in words:
@@ -65,7 +66,7 @@ def refused(path, *words):
 
 def test_a_good_model_is_read_as_it_is(tmp_path):
   model = small_model()
-  assert storage.load_model(write(tmp_path / "m.onnx", model)) == model
+  assert load_model(write(tmp_path / "m.onnx", model)) == model
 
 
 def test_missing_empty_and_foreign_files(tmp_path):
@@ -91,12 +92,12 @@ def test_a_named_pipe_is_refused_without_waiting(tmp_path):
 def test_every_truncation_is_refused(tmp_path):
   """Of a file that anyone wrote, and of our own output."""
   whole, path = tmp_path / "whole.onnx", tmp_path / "cut.onnx"
-  storage.save_model(small_model(), whole)
+  save_model(small_model(), whole)
   for data in (small_model().SerializeToString(), whole.read_bytes()):
     for length in sorted({*range(1, 64), *range(64, len(data), 97), *range(len(data) - 64, len(data))}):
       path.write_bytes(data[:length])
       with pytest.raises(ModelError):
-        storage.load_model(path)
+        load_model(path)
 
 
 def test_altered_bytes_never_give_a_traceback(tmp_path, rng):
@@ -108,7 +109,7 @@ def test_altered_bytes_never_give_a_traceback(tmp_path, rng):
       altered[position] = rng.integers(0, 256)
     path.write_bytes(altered)
     with suppress(OrtPluginError):  # some changes leave a valid model
-      storage.load_model(path)
+      load_model(path)
 
 
 @parametrize(
@@ -255,7 +256,7 @@ def test_unknown_operators_pass(tmp_path):
   model.graph.node[1].op_type = "NobodyKnows"  # as SimplifiedLayerNormalization of ONNX Runtime
   model.opset_import.add(domain="com.example", version=3)
   model.graph.node[0].domain = "com.example"
-  assert storage.load_model(write(tmp_path / "m.onnx", model)) == model
+  assert load_model(write(tmp_path / "m.onnx", model)) == model
 
 
 def test_large_models_are_checked_without_serialising_their_weights():
@@ -277,9 +278,9 @@ def test_large_models_are_checked_without_serialising_their_weights():
 def test_what_is_written_is_what_is_read(tmp_path, external):
   model, path = small_model(), tmp_path / "out.onnx"
   before = model.SerializeToString()
-  storage.save_model(model, path, external=external)
+  save_model(model, path, external=external)
   assert model.SerializeToString() == before
-  assert storage.load_model(path) == model
+  assert load_model(path) == model
   theirs = onnx.load(path)  # onnx's own reader agrees
   for tensor in theirs.graph.initializer:
     tensor.ClearField("data_location")
@@ -291,7 +292,7 @@ def test_what_is_written_is_what_is_read(tmp_path, external):
 def test_the_same_model_gives_the_same_bytes(tmp_path, external):
   for name in ("a", "b"):
     (tmp_path / name).mkdir()
-    storage.save_model(small_model(), tmp_path / name / "out.onnx", external=external)
+    save_model(small_model(), tmp_path / name / "out.onnx", external=external)
   first, second = (sorted((tmp_path / name).iterdir()) for name in ("a", "b"))
   assert [p.name for p in first] == [p.name for p in second]
   assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
@@ -300,25 +301,25 @@ def test_the_same_model_gives_the_same_bytes(tmp_path, external):
 def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(tmp_path, monkeypatch):
   monkeypatch.setattr(storage, "PROTOBUF_LIMIT", 4000)
   path = tmp_path / "out.onnx"
-  storage.save_model(small_model(), path)
+  save_model(small_model(), path)
   (data,) = tmp_path.glob("out.onnx.*.data")
   assert data.stat().st_size == WEIGHT.nbytes
   assert path.stat().st_size < 4000
   assert storage.load(path).data_files == (data,)
-  assert storage.load_model(path) == small_model()
+  assert load_model(path) == small_model()
   with pytest.raises(StorageError, match="external data"):
-    storage.save_model(small_model(), path, external=False)
+    save_model(small_model(), path, external=False)
 
 
 def test_weights_in_bodies_go_to_the_second_file_too(tmp_path):
   model = parsed("""g (float[32,32] x, bool c) => (float[32,32] y) {
-    [if] y = If(c) <then_branch = body () => (float[] o) { o = Add(x, inner) },
-                     else_branch = other () => (float[] p) { p = Identity(x) }> }""")
+    [if] y = If(c) <body () => (float[] o) { o = Add(x, inner) },
+                     other () => (float[] p) { p = Identity(x) }> }""")
   model.graph.node[0].attribute[0].g.initializer.append(numpy_helper.from_array(WEIGHT, "inner"))
-  storage.save_model(model, tmp_path / "out.onnx", external=True)
+  save_model(model, tmp_path / "out.onnx", external=True)
   (data,) = tmp_path.glob("*.data")
   assert data.read_bytes() == WEIGHT.tobytes()
-  assert storage.load_model(tmp_path / "out.onnx") == model
+  assert load_model(tmp_path / "out.onnx") == model
 
 
 def test_the_output_must_not_be_the_input(tmp_path):
@@ -329,7 +330,7 @@ def test_the_output_must_not_be_the_input(tmp_path):
   before = source.read_bytes()
   for name in ("in.onnx", "sym.onnx", "hard.onnx", "sub/../in.onnx"):
     with pytest.raises(UsageError, match="is the input"):
-      storage.save_model(small_model(), tmp_path / name, protect=[source])
+      save_model(small_model(), tmp_path / name, protect=[source])
   assert source.read_bytes() == before
 
 
@@ -339,16 +340,16 @@ def test_a_symbolic_link_is_no_output(tmp_path):
   (tmp_path / "loop.onnx").symlink_to(tmp_path / "loop.onnx")
   for name in ("link.onnx", "loop.onnx"):
     with pytest.raises(UsageError, match="symbolic link"):
-      storage.save_model(small_model(), tmp_path / name)
+      save_model(small_model(), tmp_path / name)
   assert (tmp_path / "target.onnx").read_bytes() == b"old"
 
 
 def test_a_hard_linked_old_output_is_replaced_not_written_through(tmp_path):
   (tmp_path / "other").write_bytes(b"precious")
   os.link(tmp_path / "other", tmp_path / "out.onnx")
-  storage.save_model(small_model(), tmp_path / "out.onnx")
+  save_model(small_model(), tmp_path / "out.onnx")
   assert (tmp_path / "other").read_bytes() == b"precious"
-  assert storage.load_model(tmp_path / "out.onnx") == small_model()
+  assert load_model(tmp_path / "out.onnx") == small_model()
 
 
 def test_bad_outputs(tmp_path):
@@ -375,54 +376,54 @@ def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
     raise PermissionError(13, "Permission denied")
 
   monkeypatch.setattr(os, "scandir", refuse)
-  storage.save_model(small_model(), tmp_path / "m.onnx")
+  save_model(small_model(), tmp_path / "m.onnx")
   monkeypatch.undo()
-  assert storage.load_model(tmp_path / "m.onnx") == small_model()
+  assert load_model(tmp_path / "m.onnx") == small_model()
 
 
 def test_the_inputs_data_file_is_never_overwritten(tmp_path):
   """The output's data file would have the name of the input's."""
-  storage.save_model(small_model(), tmp_path / "m.onnx", external=True)
+  save_model(small_model(), tmp_path / "m.onnx", external=True)
   (data,) = tmp_path.glob("*.data")
   source = tmp_path / "copy.onnx"
   os.rename(tmp_path / "m.onnx", source)  # refers to m.onnx.<digest>.data
   stored, before = storage.load(source), data.read_bytes()
   with pytest.raises(UsageError, match="is the input"):
-    storage.save_model(stored.proto, tmp_path / "m.onnx", protect=stored.files, external=True)
+    save_model(stored.proto, tmp_path / "m.onnx", protect=stored.files, external=True)
   other = small_model(WEIGHT + 1)
-  storage.save_model(other, tmp_path / "m.onnx", protect=stored.files, external=True)
+  save_model(other, tmp_path / "m.onnx", protect=stored.files, external=True)
   assert data.read_bytes() == before
-  assert storage.load_model(source) == small_model()
-  assert storage.load_model(tmp_path / "m.onnx") == other
+  assert load_model(source) == small_model()
+  assert load_model(tmp_path / "m.onnx") == other
 
 
 def test_a_new_version_removes_the_old_versions_data(tmp_path):
   path = tmp_path / "out.onnx"
   (tmp_path / "out.onnx.data").write_bytes(b"not ours")
-  storage.save_model(small_model(), path, external=True)
-  storage.save_model(small_model(WEIGHT + 1), path, external=True)
+  save_model(small_model(), path, external=True)
+  save_model(small_model(WEIGHT + 1), path, external=True)
   assert len(list(tmp_path.glob("out.onnx.*.data"))) == 1
-  storage.save_model(small_model(), path)
+  save_model(small_model(), path)
   assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
 
 
 def test_the_data_file_is_not_written_through_a_link(tmp_path):
-  storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
+  save_model(small_model(), tmp_path / "out.onnx", external=True)
   (data,) = tmp_path.glob("*.data")
   data.rename(tmp_path / "elsewhere")
   data.symlink_to(tmp_path / "elsewhere")
   with pytest.raises(UsageError, match="symbolic link"):
-    storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
+    save_model(small_model(), tmp_path / "out.onnx", external=True)
 
 
 @parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path, umask, mode):
   old = os.umask(umask)
   try:
-    storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
+    save_model(small_model(), tmp_path / "out.onnx", external=True)
     assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()} == {mode}
     os.chmod(tmp_path / "out.onnx", 0o640)
-    storage.save_model(small_model(), tmp_path / "out.onnx")
+    save_model(small_model(), tmp_path / "out.onnx")
     assert stat.S_IMODE((tmp_path / "out.onnx").stat().st_mode) == 0o640
   finally:
     os.umask(old)
@@ -432,14 +433,14 @@ def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path, umask
 @parametrize("limit", [0, 100, 3000, 4100])
 def test_a_full_disk_leaves_the_old_output_whole(tmp_path, external, limit):
   path = tmp_path / "out.onnx"
-  storage.save_model(small_model(), path, external=external)
+  save_model(small_model(), path, external=external)
   before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
   new = small_model(np.arange(4096, dtype=np.float32).reshape(32, 128))
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
   try:
     with pytest.raises(StorageError, match="nothing was changed; free some space") as caught:
-      storage.save_model(new, path, external=external)
+      save_model(new, path, external=external)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert "\n" not in str(caught.value)
@@ -453,7 +454,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path, monkeypatch):
   monkeypatch.setattr(os, "fsync", interrupt)
   for external in (False, True):
     with pytest.raises(KeyboardInterrupt):
-      storage.save_model(small_model(), tmp_path / "out.onnx", external=external)
+      save_model(small_model(), tmp_path / "out.onnx", external=external)
     assert not list(tmp_path.iterdir())
 
 
@@ -491,11 +492,11 @@ def test_killed_at_every_step_leaves_the_old_output_or_the_new_one(tmp_path, ext
   for moment in range(1, 12):
     for leftover in tmp_path.iterdir():
       leftover.unlink()
-    storage.save_model(old, path, external=external)
+    save_model(old, path, external=external)
     arguments = [str(Path(__file__).parent), str(path), str(external), str(moment)]
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), *arguments], check=False)
     assert done.returncode in (-signal.SIGKILL, 0)
-    found = storage.load_model(path)
+    found = load_model(path)
     assert found in (old, new)
     finished += done.returncode == 0
     if done.returncode == 0:

@@ -283,7 +283,7 @@ def test_indices_are_distinct_where_they_can_be():
   """A scatter that meets an element twice may give what it likes."""
   inputs = "float[20,4] data, int64[15,1] rows, float[15,4] a, int64[30,4] at, float[30,4] b"
   nodes = "y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b)"
-  feeds = generate(model_of(inputs, nodes, "float[20,4] y, float[20,4] z"), CANDIDATES[0]).feeds
+  feeds = generate(model_of(inputs, nodes, "float[20,4] y, z"), CANDIDATES[0]).feeds
   rows, at = feeds["rows"], feeds["at"]
   assert len(set(rows.flat)) == 15
   assert 0 <= rows.min() <= rows.max() < 20
@@ -296,8 +296,8 @@ def test_indices_are_traced_through_arithmetic_and_bodies():
   model = model_of(
     "int32[40,40] i",
     """c = Cast <to=7>(i)  u = Unsqueeze(c, axis)  moved = Add(two, u)
-      y = If(flag) <then_branch = body () => (float[] o) { o = Gather(t, moved) },
-                     else_branch = body () => (float[] o) { o = Gather(t, moved) }>""",
+      y = If(flag) <body () => (float[] o) { o = Gather(t, moved) },
+                     body () => (float[] o) { o = Gather(t, moved) }>""",
     t=np.zeros((10, 4), np.float32),
     axis=np.int64([0]),
     two=np.int64(2),
@@ -312,7 +312,7 @@ def test_indices_are_traced_through_arithmetic_and_bodies():
 def test_the_smallest_table_and_the_given_axis_decide():
   nodes = "x = Gather <axis=1>(a, i)  j = Sub(i, one)  y = GatherElements <axis=0>(b, j)"
   tables = {"a": np.zeros((2, 9), np.float32), "b": np.zeros((5, 60), np.float32), "one": np.int64(1)}
-  values = generate(model_of("int64[60,60] i", nodes, "float[] x, float[] y", **tables), SIZES).feeds["i"]
+  values = generate(model_of("int64[60,60] i", nodes, "float[] x, y", **tables), SIZES).feeds["i"]
   assert values.min() == 1
   assert values.max() == 5
 
@@ -365,7 +365,7 @@ def test_dynamic_dimensions_agree_across_inputs():
 
 
 def test_inputs_are_the_same_each_time_and_differ_by_seed():
-  model = model_of("float[8] x, float[8] z", "y = Identity(x)")
+  model = model_of("float[8] x, z", "y = Identity(x)")
   first, again, other = generate(model, SIZES), generate(model, SIZES), generate(model, SIZES, seed=1)
   assert (first.feeds["x"] == again.feeds["x"]).all()
   assert (first.feeds["x"] != other.feeds["x"]).any()
@@ -373,7 +373,7 @@ def test_inputs_are_the_same_each_time_and_differ_by_seed():
 
 
 def test_initializers_are_not_fed():
-  model = model_of("float[3] x, float[3] w", "y = Add(x, w)", w=np.ones(3))
+  model = model_of("float[3] x, w", "y = Add(x, w)", w=np.ones(3))
   assert [value.name for value in required_inputs(model)] == ["x"]
 
 

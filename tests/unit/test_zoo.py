@@ -134,8 +134,8 @@ def test_the_exported_model_in_float32():
             sum = Add(back, w)
             more = Add(sum, zeros)
             y = If(c) <
-                then_branch = t () => (float16[2] a) <float16[2] v = {16896,17408}> { a = Mul(more, v) },
-                else_branch = e () => (float16[2] b) { b = Mul(more, k) }
+                then () => (float16[2] a) <float16[2] v = {16896,17408}> { a = Mul(more, v) },
+                else () => (float16[2] b) { b = Mul(more, k) }
             >
         }""",
     20,

@@ -2,6 +2,7 @@
 
 import numpy as np
 from onnx import TensorProto, helper
+from onnx.helper import make_node, make_tensor_value_info
 
 from ..evaluate import FUNCTIONS, to_onnx
 from ..graph import BOOL, INT, UnfitError
@@ -15,7 +16,7 @@ def chain(g, x, prefix, others, count):
     name = f"{prefix}_{step}"
     kind = g.choice(["Relu", "Tanh", "Neg", "Sigmoid", "Abs", "Add", "Mul", "Sub"])
     inputs = [x, g.choice([x, *others])] if kind in ("Add", "Mul", "Sub") else [x]
-    nodes.append(helper.make_node(kind, inputs, [name], f"{prefix}_node_{step}"))
+    nodes.append(make_node(kind, inputs, [name], f"{prefix}_node_{step}"))
     x = name
   return nodes
 
@@ -27,7 +28,7 @@ def body(name, nodes, inputs, outputs, constants=None):
 
 def typed(g, name, x, shape=None):
   """A body's value; its shape stays open where none is given, or a rank may depend on sizes."""
-  return helper.make_tensor_value_info(name, to_onnx(x.dtype), None if g.has_loose_ranks else shape)
+  return make_tensor_value_info(name, to_onnx(x.dtype), None if g.has_loose_ranks else shape)
 
 
 @glue(1)
@@ -45,7 +46,7 @@ def if_(g):
     branches.append(body(kind, nodes, [], [typed(g, nodes[-1].output[0], x)]))
   if g.chance(0.2):
     branches[1] = branches[0]
-  node = helper.make_node("If", [flag.name], [made], then_branch=branches[0], else_branch=branches[1])
+  node = make_node("If", [flag.name], [made], then_branch=branches[0], else_branch=branches[1])
   captured = {each.name: each for each in [x, *others, flag]}
   return g.block([node], _readable(g, captured), [made])
 
@@ -64,21 +65,21 @@ def loop(g):
   trips = g.constant(count, INT) if g.chance(0.6) else g.input(np.asarray(count, INT))
   carried = f"{prefix}_carried"
   nodes = chain(g, carried, prefix, [x.name, carried], g.rng.randint(1, 3))
-  nodes.append(helper.make_node("Identity", [f"{prefix}_on"], [f"{prefix}_goes_on"]))
+  nodes.append(make_node("Identity", [f"{prefix}_on"], [f"{prefix}_goes_on"]))
   inputs = [
-    helper.make_tensor_value_info(f"{prefix}_i", TensorProto.INT64, []),
-    helper.make_tensor_value_info(f"{prefix}_on", TensorProto.BOOL, []),
+    make_tensor_value_info(f"{prefix}_i", TensorProto.INT64, []),
+    make_tensor_value_info(f"{prefix}_on", TensorProto.BOOL, []),
     typed(g, carried, x, list(x.shape)),
   ]
   last = nodes[-2].output[0]
-  outputs = [helper.make_tensor_value_info(f"{prefix}_goes_on", TensorProto.BOOL, []), typed(g, last, x)]
+  outputs = [make_tensor_value_info(f"{prefix}_goes_on", TensorProto.BOOL, []), typed(g, last, x)]
   made = [g.fresh()]
   if g.chance(0.4) and count:
-    nodes.append(helper.make_node("Neg", [last], [f"{prefix}_kept"]))
+    nodes.append(make_node("Neg", [last], [f"{prefix}_kept"]))
     outputs.append(typed(g, f"{prefix}_kept", x))
     made.append(g.fresh())
   on = g.constant(np.asarray(True))
-  node = helper.make_node("Loop", [trips.name, on.name, x.name], made, body=body("body", nodes, inputs, outputs))
+  node = make_node("Loop", [trips.name, on.name, x.name], made, body=body("body", nodes, inputs, outputs))
   return g.block([node], [trips, on, x], made)
 
 
@@ -90,14 +91,14 @@ def scan(g):
     raise UnfitError("Scan of opset 8 has a batch")
   prefix = g.fresh("b")
   start = g.constant(g.numbers(x.shape[1:]))
-  nodes = [helper.make_node("Add", [f"{prefix}_sum", f"{prefix}_x"], [f"{prefix}_total"])]
+  nodes = [make_node("Add", [f"{prefix}_sum", f"{prefix}_x"], [f"{prefix}_total"])]
   nodes += chain(g, f"{prefix}_total", prefix, [f"{prefix}_x"], g.rng.randint(1, 2))
   row = list(x.shape[1:])
   inputs = [typed(g, f"{prefix}_sum", x, row), typed(g, f"{prefix}_x", x, row)]
   outputs = [typed(g, f"{prefix}_total", x, row), typed(g, nodes[-1].output[0], x, row)]
   made = [g.fresh(), g.fresh()]
   inner = body("body", nodes, inputs, outputs)
-  node = helper.make_node("Scan", [start.name, x.name], made, body=inner, num_scan_inputs=1)
+  node = make_node("Scan", [start.name, x.name], made, body=inner, num_scan_inputs=1)
   return g.block([node], [start, x], made)
 
 
@@ -111,14 +112,14 @@ def sequences(g):
   if g.chance(0.5):
     other = g.op("Neg", x)
     nodes = [
-      helper.make_node("SequenceConstruct", [x.name, other.name], [name]),
-      helper.make_node("ConcatFromSequence", [name], [made], axis=0),
+      make_node("SequenceConstruct", [x.name, other.name], [name]),
+      make_node("ConcatFromSequence", [name], [made], axis=0),
     ]
     return g.block(nodes, [x, other], [made])
   at = g.constant(0, INT)
   nodes = [
-    helper.make_node("SplitToSequence", [x.name], [name], axis=0),
-    helper.make_node("SequenceAt", [name, at.name], [made]),
+    make_node("SplitToSequence", [x.name], [name], axis=0),
+    make_node("SequenceAt", [name, at.name], [made]),
   ]
   return g.block(nodes, [x, at], [made])
 
@@ -139,7 +140,7 @@ def function(g):
   made = g.fresh()
   if g.opset < 13:
     raise UnfitError("local functions came later")
-  node = helper.make_node(called.name, [x.name], [made], domain=FUNCTIONS)
+  node = make_node(called.name, [x.name], [made], domain=FUNCTIONS)
   return g.block([node], [x], [made], [called])
 
 

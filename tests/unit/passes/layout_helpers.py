@@ -6,7 +6,6 @@ from pass_helpers import model, operators, run_pass, run_same
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV
 
 VALUES = np.array([((7 * i) % 13 - 6) / 8 for i in range(144)])
-W = "float[4,4,3,3] w = {" + ", ".join(map(str, VALUES)) + "}"
 FP16 = "float16[4,4,3,3] w = {" + ", ".join(map(str, VALUES.astype(np.float16).view(np.uint16))) + "}"  # as bits
 SAME = "Conv<pads=[1,1,1,1]>"
 
@@ -15,6 +14,9 @@ def constant(name, *shape):
   """An initializer of small numbers, in ONNX's textual syntax."""
   values = (((7 * i) % 13 - 6) / 8 for i in range(int(np.prod(shape))))
   return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, values))}}}"
+
+
+W = constant("w", 4, 4, 3, 3)
 
 
 def graph(nodes, constants="", inputs="", out="float[N,4,5,6] y", x="float[N,4,5,6] x"):

@@ -40,8 +40,8 @@ def _assert_no_strays(graph):
 def run_pass(original, *passes, limit=None, into=None, program=None, changes=None):
   """The model after the passes, and what they did together; each is checked to be idempotent. A text is a `model`.
 
-  `into` are the operators that the model must have then, `program` the statements of its first fused node, `changes`
-  how much there must have been to change.
+  `into` are the operators that the model must have then, as a list or in one text, `program` the statements of its
+  first fused node, `changes` how much there must have been to change.
 
   Without a `limit` the passes are also run on the model with nodes named like their outputs, as converters from MXNet
   and Darknet write them: ONNX Runtime loads no model in which two nodes have one name.
@@ -66,7 +66,7 @@ def run_pass(original, *passes, limit=None, into=None, program=None, changes=Non
   optimized = export_model(graph, original)
   onnx.checker.check_model(restore(optimized))
   if into is not None:
-    assert operators(optimized) == list(into)
+    assert operators(optimized) == (into.split() if isinstance(into, str) else list(into))
   if program is not None:
     assert lines(programs(optimized)[0]) == list(program)
   if changes is not None:

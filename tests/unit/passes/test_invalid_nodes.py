@@ -15,15 +15,15 @@ from ortplugin.optimizer import run_passes, select_passes
 
 SEEDS = 60
 TEXTS = {
-    "transposes": """g (float[N,4,5,6] x) => (float[A,B,C,D] y) { t = Transpose<perm=[0,3,1,2]>(x)
-      s = {0,2,3,4,5}  r = Reshape(t, s)  u = Transpose<perm=[0,3,4,1,2]>(r)
-      v = Transpose<perm=[0,1,2,4,3]>(u)  q = {0,4,5,6}
+    "transposes": """g (float[N,4,5,6] x) => (float[A,B,C,D] y) { t = Transpose<0,3,1,2>(x)
+      s = {0,2,3,4,5}  r = Reshape(t, s)  u = Transpose<0,3,4,1,2>(r)
+      v = Transpose<0,1,2,4,3>(u)  q = {0,4,5,6}
       y = Reshape(v, q) }""",
     "scatters": """g (float[3,4,5] x, float[2,4,5] u, float[3,1,5] z2) => (float[A,B,C] y) {
-      i = int64[2,1] {0, 1}  t = Transpose<perm=[1,0,2]>(x)
-      v = Transpose<perm=[1,0,2]>(u)
-      w = Transpose<perm=[1,0,2]>(v)  a = Transpose<perm=[1,0,2]>(t)  s = ScatterND(a, i, w)
-      b = Transpose<perm=[1,0,2]>(s)
+      i = int64[2,1] {0, 1}  t = Transpose<1,0,2>(x)
+      v = Transpose<1,0,2>(u)
+      w = Transpose<1,0,2>(v)  a = Transpose<1,0,2>(t)  s = ScatterND(a, i, w)
+      b = Transpose<1,0,2>(s)
       z = int64[3,1,5] {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2}
       y = ScatterElements<axis=0>(b, z, z2) }""",
     "norms": """g (float[N,3,8] x, float[8] r, float[3,8] q) => (float[A,B,C] y)
@@ -138,7 +138,7 @@ OF_A_SCALAR = (
   *("ScatterElements<axis=0>(x, i, x)", "ScatterND(x, i, x)", "Concat<axis=0>(x, x)", "Split<axis=0>(x)"),
   *("Softmax<axis=0>(x)", "Flatten<axis=1>(x)", "Squeeze(x, i)", "Slice(x, i, k, i)", "CumSum(x, i)"),
   *("ReduceSum(x, i)", "ReduceMean<axes=[0]>(x)", "ReduceMax<axes=[-1], keepdims=0>(b)", "ArgMax<axis=0>(x)"),
-  *("LayerNormalization<axis=0>(x, x)", "Transpose<perm=[0]>(x)", "MaxPool<kernel_shape=[1]>(x)", "MatMul(x, t)"),
+  *("LayerNormalization<axis=0>(x, x)", "Transpose<0>(x)", "MaxPool<kernel_shape=[1]>(x)", "MatMul(x, t)"),
   *("GlobalAveragePool(x)", "Resize(x, , f)", "Tile(x, k)", "Pad(x, k)", "Compress<axis=0>(x, b)", "Unsqueeze(x, e)"),
 )
 

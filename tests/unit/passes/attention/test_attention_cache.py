@@ -17,19 +17,19 @@ PASSES = (*FUSE, ATTENTION_CACHE, DEAD_NODES, ATTENTION_ROTARY, DEAD_NODES, MERG
 # Two texts, 4 heads of 8, 2 of K and V where they are shared, 3 new rows.
 HEADS = "bshd = {0,2,1,3}  shape = {2,3,-1,8}  "
 SPLIT = """three = {32,32,32}  q0, k0, v0 = Split<axis=-1>(x, three)  q1 = Reshape(q0, shape)
-  k1 = Reshape(k0, shape)  v1 = Reshape(v0, shape)  q = Transpose<perm=[0,2,1,3]>(q1)
-  k = Transpose<perm=[0,2,1,3]>(k1)  v = Transpose<perm=[0,2,1,3]>(v1)  """
+  k1 = Reshape(k0, shape)  v1 = Reshape(v0, shape)  q = Transpose<0,2,1,3>(q1)
+  k = Transpose<0,2,1,3>(k1)  v = Transpose<0,2,1,3>(v1)  """
 JOIN = "present_key = Concat<axis=-2>(past_key, k)  present_value = Concat<axis=2>(past_value, v)  "
-ATTEND = """kt = Transpose<perm=[0,1,3,2]>(keys)  s = MatMul(q, kt)  c = float {0.4}
+ATTEND = """kt = Transpose<0,1,3,2>(keys)  s = MatMul(q, kt)  c = float {0.4}
   scaled = Mul(s, c)  p = Softmax<axis=-1>(scaled)  o = MatMul(p, values)
-  ot = Transpose<perm=[0,2,1,3]>(o)  flat = {2,3,32}  y = Reshape(ot, flat)"""
+  ot = Transpose<0,2,1,3>(o)  flat = {2,3,32}  y = Reshape(ot, flat)"""
 PLAIN = ATTEND.replace("keys", "present_key").replace("values", "present_value")
-PRESENT = "float[2,4,10,8] present_key, float[2,4,10,8] present_value"
+PRESENT = "float[2,4,10,8] present_key, present_value"
 
 
 def built(nodes, inputs="float[2,3,96] x", rows="7", present=PRESENT, heads=4):
   """A model whose cache is an input and an output."""
-  past = f"float[2,{heads},{rows},8] past_key, float[2,{heads},{rows},8] past_value"
+  past = f"float[2,{heads},{rows},8] past_key, past_value"
   return graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
 
 
@@ -98,7 +98,7 @@ JOIN_ROTATED = JOIN.replace("(past_key, k)", "(past_key, kr)")
 def test_llama():
   """Rotated before they are joined; the three products become one."""
   original = llama(HEADS + NUMBERS + PROJECT + ROTATED + JOIN_ROTATED + SHARE + ATTEND.replace("(q,", "(qr,"))
-  optimized, _ = run_same(original, *PASSES, into=["MatMul", "FusedAttention"])
+  optimized, _ = run_same(original, *PASSES, into="MatMul FusedAttention")
   (node,) = attentions(optimized)
   assert len(set(node.input[:3])) == 1
   assert list(node.input[5:]) == ["past_key", "past_value"]
@@ -134,8 +134,8 @@ def test_a_cache_of_another_layout(layout):
   present = past.replace("7", "10")
   original = graph(
     nodes + ATTEND,
-    f"float[2,3,96] x, float[{past}] past_key, float[{past}] past_value",
-    f"float[2,3,32] y, float[{present}] present_key, float[{present}] present_value",
+    f"float[2,3,96] x, float[{past}] past_key, past_value",
+    f"float[2,3,32] y, float[{present}] present_key, present_value",
   )
   assert attributes(drawn(original))["past_layout"] == layout
 
@@ -146,10 +146,10 @@ def test_a_cache_of_fixed_length(scatter):
   nodes = (
     HEADS
     + SPLIT
-    + """key = {k}  value = {v}  kt = Transpose<perm=[0,1,3,2]>(key)  s = MatMul(q, kt)
+    + """key = {k}  value = {v}  kt = Transpose<0,1,3,2>(key)  s = MatMul(q, kt)
       none = float {-30000}  nil = float {0}  m = Where(seen, nil, none)
       masked = Add(s, m)  p = Softmax<axis=-1>(masked)  o = MatMul(p, value)
-      ot = Transpose<perm=[0,2,1,3]>(o)  flat = {2,3,32}  y = Reshape(ot, flat)
+      ot = Transpose<0,2,1,3>(o)  flat = {2,3,32}  y = Reshape(ot, flat)
       present_key = Identity(key)  present_value = Identity(value)"""
   )
   for name, past, x in (("{k}", "past_key", "k"), ("{v}", "past_value", "v")):
@@ -182,8 +182,8 @@ MISSES = {
   "lie in different ways": NEAR.replace(
     "present_value = Concat<axis=2>(past_value, v)",
     """
-      pvt = Transpose<perm=[0,2,1,3]>(past_value)  vt = Transpose<perm=[0,2,1,3]>(v)
-      cvt = Concat<axis=1>(pvt, vt)  values = Transpose<perm=[0,2,1,3]>(cvt)
+      pvt = Transpose<0,2,1,3>(past_value)  vt = Transpose<0,2,1,3>(v)
+      cvt = Concat<axis=1>(pvt, vt)  values = Transpose<0,2,1,3>(cvt)
       present_value = Identity(values)""",
   ).replace("(p, present_value)", "(p, values)"),
   "is made of what": NEAR.replace("MatMul(q, kt)", "MatMul(qm, kt)").replace(
@@ -204,8 +204,8 @@ def test_a_concat_of_heads_is_no_cache():
   joined = JOIN.replace("axis=-2", "axis=1").replace("axis=2", "axis=1") + "q2 = Concat<axis=1>(q, q)  "
   nodes = HEADS + SPLIT + joined + PLAIN.replace("MatMul(q,", "MatMul(q2,").replace("{2,3,32}", "{2,3,64}")
   fused, _ = run_pass(graph(
-    nodes, "float[2,3,96] x, float[2,4,3,8] past_key, float[2,4,3,8] past_value",
-    "float[2,3,64] y, float[2,8,3,8] present_key, float[2,8,3,8] present_value",
+    nodes, "float[2,3,96] x, float[2,4,3,8] past_key, past_value",
+    "float[2,3,64] y, float[2,8,3,8] present_key, present_value",
   ), *FUSE)  # fmt: skip
   assert attentions(fused)
   assert_unchanged(fused, [ATTENTION_CACHE], "is none of two tensors along the sequence of 'b h s d'")

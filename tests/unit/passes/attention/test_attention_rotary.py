@@ -79,7 +79,7 @@ class Form:
 
 def built(form, dtype="float"):
   """Attention of 4 heads of 8, of 5 rows of 2 texts, whose q and k are rotated."""
-  steps = ["{y} = Reshape({x}, by_head)", "{y} = Transpose<perm=[0,2,1,3]>({x})"]
+  steps = ["{y} = Reshape({x}, by_head)", "{y} = Transpose<0,2,1,3>({x})"]
   steps.insert(("b s (h d)", "b s h d", "b h s d").index(form.at), form.nodes)
 
   def heads(name, result):
@@ -92,8 +92,8 @@ def built(form, dtype="float"):
   text = f"""{form.before} zero = {{0}} one = {{1}} two = {{2}} half = {{4}} end = {{9223372036854775807}}
     last = {{-1}} minus = {{-1}} halves = {{4,4}} quarters = {{2,2,4}} by_head = {{2,5,4,8}}
     {heads("q", "qh")} {heads("k", "kr")} v4 = Reshape(v, by_head)  {form.keys or "kh = Identity(kr)"}
-    kt = Transpose<perm=[0,1,3,2]>(kh)  vh = Transpose<perm=[0,2,1,3]>(v4)  s = MatMul(qh, kt)
-    p = Softmax<axis=-1>(s)  a = MatMul(p, vh)  y4 = Transpose<perm=[0,2,1,3]>(a)
+    kt = Transpose<0,1,3,2>(kh)  vh = Transpose<0,2,1,3>(v4)  s = MatMul(qh, kt)
+    p = Softmax<axis=-1>(s)  a = MatMul(p, vh)  y4 = Transpose<0,2,1,3>(a)
     joined = {{2,5,32}}  y = Reshape(y4, joined)"""
   # In the Reshape of what is stacked, all axes but the last two are as they are.
   text = f"whole = {'{2,5,4,8}' if form.at == 'b s h d' else '{2,4,5,8}'} {text}"
@@ -164,7 +164,7 @@ def test_the_operator_of_onnx():
   for attributes, at in (("", "b h s d"), (", num_heads = 4", "b s (h d)")):
     nodes = f"{{y}} = RotaryEmbedding<rotary_embedding_dim=4{attributes}>({{x}}, cos, sin)"
     form = Form(nodes, tables(2, 5, 2), opset=23, at=at)
-    run_same(built(Form(PARTIAL_HALVES, tables(2, 1, 5, 2))), *PASSES, start=built(form), into=["FusedAttention"])
+    run_same(built(Form(PARTIAL_HALVES, tables(2, 1, 5, 2))), *PASSES, start=built(form), into="FusedAttention")
 
 
 def test_float_tables_between_casts():
@@ -189,9 +189,8 @@ def test_scales_and_products_go_along():
   for name in ("wq", "wk", "wv"):
     weight = np.random.default_rng(len(name)).standard_normal((16, 32)).astype(np.float32) / 4
     add_weights(made, **{name: weight})
-  optimized, _ = run_same(made, *PASSES, MERGE_PRODUCTS)
+  optimized, _ = run_same(made, *PASSES, MERGE_PRODUCTS, into="MatMul FusedAttention")
   node, attributes = node_of(optimized)
-  assert operators(optimized) == ["MatMul", "FusedAttention"]
   assert (attributes["scale"], attributes["k_layout"]) == (0.5, b"b s (h:4/12 d)")
   assert len(set(node.input[:3])) == 1
 

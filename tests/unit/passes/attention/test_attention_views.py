@@ -28,9 +28,9 @@ def packed(order):
 @pytest.mark.parametrize("order", ["{}/3 h", "h {}/3"])
 def test_an_image_of_channels_last(order):
   """As botnet and coatnet: one 1x1 convolution makes Q, K and V; the pixels are one axis for attention alone."""
-  nodes = f"""c = Transpose<perm=[0,3,1,2]>(x)  flat = {{2,24,15}}
+  nodes = f"""c = Transpose<0,3,1,2>(x)  flat = {{2,24,15}}
     r = Reshape(c, flat)  a = {NODE}{packed(order)}, y_layout = "b (h d) s"> (r, r, r)
-    image = {{2,8,3,5}}  i = Reshape(a, image)  y = Transpose<perm=[0,2,3,1]>(i)"""
+    image = {{2,8,3,5}}  i = Reshape(a, image)  y = Transpose<0,2,3,1>(i)"""
   optimized = rewritten(written(nodes, "float[2,3,5,24] x", "float[2,3,5,8] y"))
   assert set(operators(optimized)) == {"Reshape", "FusedAttention"}
   found = attributes(attentions(optimized)[0])
@@ -40,8 +40,8 @@ def test_an_image_of_channels_last(order):
 
 def test_three_sequences():
   """As SqueezeBERT, of which what else reads K keeps its Transpose."""
-  nodes = f"""qt = Transpose<perm=[0,2,1]>(q)  kt = Transpose<perm=[0,2,1]>(k)
-    vt = Transpose<perm=[0,2,1]>(v)  y2 = Neg(kt)
+  nodes = f"""qt = Transpose<0,2,1>(q)  kt = Transpose<0,2,1>(k)
+    vt = Transpose<0,2,1>(v)  y2 = Neg(kt)
     y = {NODE}, q_layout = "b (h d) s", k_layout = "b (h d) s", v_layout = "b (h d) s"> (qt, kt, vt)"""
   x = ", ".join(f"float[2,{rows},8] {name}" for name, rows in (("q", 5), ("k", 7), ("v", 7)))
   optimized = rewritten(written(nodes, x, "float[2,2,5,4] y, float[2,8,7] y2"))
@@ -51,18 +51,18 @@ def test_three_sequences():
 
 def test_what_is_written_by_rows_is_written_in_another_order_of_them():
   """As fuse-attention leaves a result that is needed with columns first, where a layout is chosen later."""
-  nodes = f"a = {NODE}> (x, x, x)  y = Transpose<perm=[0,2,1,3]>(a)"
+  nodes = f"a = {NODE}> (x, x, x)  y = Transpose<0,2,1,3>(a)"
   assert operators(rewritten(written(nodes, "float[2,2,5,4] x", "float[2,5,2,4] y"))) == ["FusedAttention"]
   nodes = f"a = {NODE}> (x, x, x)  rows = {{4,5,4}}  y = Reshape(a, rows)"
   run_pass(written(nodes, "float[2,2,5,4] x", "float[4,5,4] y"), ATTENTION_VIEWS, changes=0)
 
 
 def test_what_is_read_twice_is_written_as_it_was():
-  nodes = f"""a = {NODE}, y_layout = "b (h d) s"> (x, x, x)  y = Transpose<perm=[0,2,1]>(a)  z = Neg(a)"""
+  nodes = f"""a = {NODE}, y_layout = "b (h d) s"> (x, x, x)  y = Transpose<0,2,1>(a)  z = Neg(a)"""
   run_pass(written(nodes, "float[2,2,5,4] x", "float[2,5,8] y, float[2,8,5] z"), ATTENTION_VIEWS, changes=0)
 
 
 def test_an_axis_of_several_is_left():
   """As HaloNet's windows, whose batch and columns are one axis of Y, which tells neither length."""
-  nodes = f"""a = {NODE}, y_layout = "(h d b) s"> (x, x, x)  y = Transpose<perm=[1,0]>(a)"""
+  nodes = f"""a = {NODE}, y_layout = "(h d b) s"> (x, x, x)  y = Transpose<1,0>(a)"""
   run_pass(written(nodes, "float[2,2,5,4] x", "float[5,16] y"), ATTENTION_VIEWS, changes=0)

@@ -29,9 +29,9 @@ def built(rotated=NEIGHBOURS + FULL, front=FRONT, joined=JOINED):
   q, k = (nodes.replace("{x}", x).replace("{y}", y) for x, y in (("q", "rq"), ("k", "rk")))
   original = graph(
     f"""zero = {{0}} one = {{1}} two = {{2}} four = {{4}} end = {{9223372036854775807}} last = {{-1}}
-    back = {{-9}} whole = {{2,4,3,8}} flat = {{2,5,32}} {q} {k} t = Transpose<perm=[0,1,3,2]>(rk)
-    s = MatMul(rq, t)  p = Softmax(s)  o = MatMul(p, v)  b = Transpose<perm=[0,2,1,3]>(o)  y = Reshape(b, flat)""",
-    "float[2,4,5,8] q, float[2,4,5,8] k, float[2,4,5,8] v",
+    back = {{-9}} whole = {{2,4,3,8}} flat = {{2,5,32}} {q} {k} t = Transpose<0,1,3,2>(rk)
+    s = MatMul(rq, t)  p = Softmax(s)  o = MatMul(p, v)  b = Transpose<0,2,1,3>(o)  y = Reshape(b, flat)""",
+    "float[2,4,5,8] q, k, v",
   )
   angles = np.random.default_rng(3).uniform(-4, 4, (3, 4))
   if rotated != APART:
@@ -45,7 +45,7 @@ def built(rotated=NEIGHBOURS + FULL, front=FRONT, joined=JOINED):
 ])  # fmt: skip
 def test_becomes_part_of_the_attention(rotated, kind):
   passes = (FUSE_ATTENTION, ROTATED_ROWS, ATTENTION_ROTARY, DEAD_NODES)
-  optimized, _ = run_same(built(rotated), *passes, into=["FusedAttention"])
+  optimized, _ = run_same(built(rotated), *passes, into="FusedAttention")
   (node,) = attentions(optimized)
   assert {each.name: each.s for each in node.attribute}["rotary"] == kind
   tables = [numpy_helper.to_array(each) for each in optimized.graph.initializer if each.name in node.input]

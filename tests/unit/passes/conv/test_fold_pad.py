@@ -119,8 +119,8 @@ def test_a_max_pool_stays():
 
 
 def test_a_value_that_a_body_captures_stays():  # RELIABILITY 10
-  branches = """z = If(c) <then_branch = then () => (float[A,E,F,G] t) { t = Neg(a) },
-      else_branch = otherwise () => (float[A,E,F,G] e) { e = Identity(a) }>"""
+  branches = """z = If(c) <then () => (float[A,E,F,G] t) { t = Neg(a) },
+      otherwise () => (float[A,E,F,G] e) { e = Identity(a) }>"""
   text = graph(f"a = Pad(x, p)  y = Conv(a, w)  {branches}", PADS, ", bool c", ", float[A,E,F,G] z")
   assert_unchanged(text, [FOLD_PAD], "'a' is also used inside a body")
 

@@ -2,6 +2,7 @@
 
 import onnx
 import onnx.parser
+from node_cases import planar
 from onnx import helper
 from onnx_models import add_weights, parsed
 from pass_helpers import lines, operators, parametrize, programs, reasons, restore, run_pass, run_same
@@ -16,14 +17,14 @@ def graph(nodes, gradients="dX dW dB", outputs="", program=PROGRAM):
   shapes = {"dX": "N,3,6,5", "dW": "4,3,3,3", "dB": "4", "dZ": "N,4,6,5"}
   made = ", ".join(f"float[{shapes[name]}] {name}" for name in gradients.split())
   model = parsed(
-    f"""g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy, float[N,4,6,5] y, float[4,1,1] s)
+    f"""g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy, y, float[4,1,1] s)
       => ({made}{outputs}) <float zero = {{0}}> {{ {nodes}
       {", ".join(gradients.split())} = ortplugin.ConvGrad<program="P">(X, W, g) }}""",
     domains=["ortplugin"],
   )
   node = model.graph.node[-1]
   del node.attribute[:]
-  attributes = {"program": program, "gradients": gradients, "operands": "X W", "kernel_shape": [3, 3], "pads": [1] * 4}
+  attributes = planar(program=program, gradients=gradients, operands="X W", kernel_shape=3, pads=1)
   node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
   return model
 
@@ -46,7 +47,7 @@ def fuse(original, **more):
   ],
 )
 def test_what_makes_the_gradient_is_drawn_in(nodes, statements, inputs):
-  optimized, _ = fuse(graph(nodes), into=["ConvGrad"])
+  optimized, _ = fuse(graph(nodes), into="ConvGrad")
   assert len(optimized.graph.node[0].input) == inputs
   if statements is not None:
     assert len(lines(programs(optimized)[0])) == len(statements)
@@ -55,12 +56,12 @@ def test_what_makes_the_gradient_is_drawn_in(nodes, statements, inputs):
 def test_a_gradient_that_is_needed_elsewhere_is_an_output():
   """As that of a residual: dZ itself, and what is on the way to it."""
   original = graph("p = Greater(y, zero)  g = Where(p, dy, zero)", outputs=", float[N,4,6,5] g")
-  optimized, _ = fuse(original, into=["ConvGrad"])
+  optimized, _ = fuse(original, into="ConvGrad")
   assert list(optimized.graph.node[0].output) == ["dX", "dW", "dB", "g"]
   (gradients,) = [a.s for a in optimized.graph.node[0].attribute if a.name == "gradients"]
   assert gradients == b"dX dW dB dZ"
   original = graph("a = Add(dy, y)  g = Mul(a, s)", outputs=", float[N,4,6,5] a")
-  optimized, _ = fuse(original, into=["ConvGrad"])
+  optimized, _ = fuse(original, into="ConvGrad")
   assert list(optimized.graph.node[0].output) == ["dX", "dW", "dB", "a"]
 
 
@@ -68,8 +69,8 @@ def test_a_gradient_that_is_needed_elsewhere_is_an_output():
   "after, gradients, outputs, made",
   [
     ("q = Neg(g)", "dB dZ", ", float[N,4,6,5] q", "dZ"),  # dZ is an output of the graph, g is read
-    ("q = Neg(dZ)", "dB dZ", ", float[N,4,6,5] q, float[N,4,6,5] g", "g"),
-    ("q = Neg(g)  r = Neg(dZ)", "dB dZ", ", float[N,4,6,5] q, float[N,4,6,5] r", "g"),
+    ("q = Neg(dZ)", "dB dZ", ", float[N,4,6,5] q, g", "g"),
+    ("q = Neg(g)  r = Neg(dZ)", "dB dZ", ", float[N,4,6,5] q, r", "g"),
   ],
 )
 def test_a_gradient_that_is_an_output_and_read_under_another_name(after, gradients, outputs, made):
@@ -85,7 +86,7 @@ def test_a_gradient_that_is_an_output_and_read_under_another_name(after, gradien
 
 
 def test_one_gradient_as_two_outputs_stays():
-  _, result = fuse(graph("g = Mul(dy, s)", "dB dZ", ", float[N,4,6,5] g"), into=["Mul", "ConvGrad"])
+  _, result = fuse(graph("g = Mul(dy, s)", "dB dZ", ", float[N,4,6,5] g"), into="Mul ConvGrad")
   assert reasons(result) == ["'g' (Mul): 'dZ' and 'g', one value, are both graph outputs"]
 
 
@@ -94,17 +95,16 @@ def test_what_the_operator_itself_reads_stays():
   original = parsed(
     """g (float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
       g = Relu(v)
-      dX, dW, dB = ortplugin.ConvGrad<program="(float dz) => (float dz) {}", operands = "X W",
+      dX, dW, dB = ortplugin.ConvGrad<program="(float dz) => (dz) {}", operands = "X W",
           gradients = "dX dW dB", kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(g, W, g) }""",
     domains=["ortplugin"],
   )
-  _, result = fuse(original, into=["Relu", "ConvGrad"])
+  _, result = fuse(original, into="Relu ConvGrad")
   assert reasons(result) == ["'g' (Relu): 'g', which 'dX' (ConvGrad) reads, depends on it"]
 
 
 def test_without_a_bias_nothing_is_gained():
-  _, result = run_pass(graph("g = Mul(dy, s)", gradients="dX dW"), FUSE_CONV_GRAD, into=["Mul", "ConvGrad"])
-  assert not result.changes
+  run_pass(graph("g = Mul(dy, s)", gradients="dX dW"), FUSE_CONV_GRAD, into="Mul ConvGrad", changes=0)
 
 
 @parametrize(
@@ -133,7 +133,7 @@ def test_gradients_have_channels_last_between_convolutions():
   program = "(float dy, float y) => (float dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }"
   node = original.graph.node[-1]
   del node.attribute[:]
-  attributes = {"program": program, "gradients": "dX dW dB", "operands": "X W", "kernel_shape": [3, 3], "pads": [1] * 4}
+  attributes = planar(program=program, gradients="dX dW dB", operands="X W", kernel_shape=3, pads=1)
   node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
   optimized, _ = run_same(restore(original), FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, start=original)
   assert operators(optimized).count("ConvGrad") == 1

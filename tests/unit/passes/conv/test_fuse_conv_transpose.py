@@ -48,7 +48,7 @@ def up(
 )
 @parametrize("biased", [False, True])
 def test_attributes_are_kept(attributes, biased):
-  optimized, _ = run_same(up(bias_shape=(6,) if biased else None, **attributes), FUSE_CONV, into=["FusedConvTranspose"])
+  optimized, _ = run_same(up(bias_shape=(6,) if biased else None, **attributes), FUSE_CONV, into="FusedConvTranspose")
   kept = all_attributes(optimized.graph.node[0])
   assert kept.pop("program").count(b"Add") == biased
   wanted = {name: value.encode() if isinstance(value, str) else value for name, value in attributes.items()}
@@ -61,7 +61,7 @@ def test_groups_and_dimensions():
     up(weights=(4, 6, 3), x_shape=("N", 4, 9), strides=[2]),
     up(weights=(4, 6, 3, 2, 3), x_shape=("N", 4, 3, 4, 5), strides=[2, 1, 2]),
   ):
-    run_same(original, FUSE_CONV, into=["FusedConvTranspose"])
+    run_same(original, FUSE_CONV, into="FusedConvTranspose")
 
 
 @parametrize(
@@ -123,4 +123,4 @@ def test_weights_that_are_inputs():
   original = up(bias_shape=None)
   del original.graph.initializer[:]
   original.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 6, 3, 3]))
-  run_same(original, FUSE_CONV, into=["FusedConvTranspose"])
+  run_same(original, FUSE_CONV, into="FusedConvTranspose")

@@ -47,13 +47,13 @@ def mixed(
   ],
 )
 def test_one(original, shape, pads):
-  optimized, _ = run_same(original, MERGE_DEPTHWISE_ON_GPU, into=["Conv"], changes=1)
+  optimized, _ = run_same(original, MERGE_DEPTHWISE_ON_GPU, into="Conv", changes=1)
   attributes = {each.name: onnx.helper.get_attribute_value(each) for each in optimized.graph.node[0].attribute}
   assert [attributes[name] for name in ("group", "kernel_shape", "pads")] == [5, shape, pads]
 
 
 def test_without_a_gpu_only_what_has_16_bits():
-  run_same(mixed(dtype="float16"), MERGE_DEPTHWISE, into=["Conv"], changes=1)
+  run_same(mixed(dtype="float16"), MERGE_DEPTHWISE, into="Conv", changes=1)
   assert_unchanged(mixed(), [MERGE_DEPTHWISE], "slower on a CPU")
 
 
@@ -75,7 +75,7 @@ def test_without_a_gpu_only_what_has_16_bits():
 )
 def test_what_stays(original, words):
   if words is None:
-    run_same(original, MERGE_DEPTHWISE_ON_GPU, into=["Conv"])
+    run_same(original, MERGE_DEPTHWISE_ON_GPU, into="Conv")
   else:
     assert_unchanged(original, [MERGE_DEPTHWISE_ON_GPU], words)
 

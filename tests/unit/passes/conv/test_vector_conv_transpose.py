@@ -40,9 +40,7 @@ def test_one_pixel(attributes):
 
 def test_its_epilogue_stays_with_it():
   original = graph(after="r = Relu(c)  y = Mul(r, s)", more="float s = {0.5}")
-  run_same(
-    original, VECTOR_CONV_TRANSPOSE, start=before(original), into=["Reshape", "FusedConv", "Reshape", "Transpose"]
-  )
+  run_same(original, VECTOR_CONV_TRANSPOSE, start=before(original), into="Reshape FusedConv Reshape Transpose")
 
 
 def test_lines_and_volumes():

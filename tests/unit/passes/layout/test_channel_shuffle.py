@@ -1,6 +1,6 @@
 """Shuffles of channels that become a Gather."""
 
-from onnx import numpy_helper
+from onnx_models import initializers
 from pass_helpers import assert_unchanged, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNEL_SHUFFLE
@@ -16,12 +16,12 @@ def graph(split="{0, 2, 3, 4, 5}", perm="[0, 2, 1, 3, 4]", joined="{0, 6, 4, 5}"
   [("{0, 2, 3, 4, 5}", "{0, 6, 4, 5}"), ("{-1, 3, 2, 4, 5}", "{-1, 6, 4, 5}"), ("{0, 6, 1, 4, 5}", "{0, -1, 4, 5}")],
 )
 def test_shuffles(split, joined):
-  run_same(graph(split, joined=joined), CHANNEL_SHUFFLE, into=["Gather"], changes=1)
+  run_same(graph(split, joined=joined), CHANNEL_SHUFFLE, into="Gather", changes=1)
 
 
 def test_the_order():
   optimized, _ = run_pass(graph(), CHANNEL_SHUFFLE)
-  (order,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer]
+  (order,) = initializers(optimized).values()
   assert order.tolist() == [0, 3, 1, 4, 2, 5]
 
 

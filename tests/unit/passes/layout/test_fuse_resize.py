@@ -28,7 +28,7 @@ def graph(nodes, constants=SCALES, dtype="float"):
 )  # fmt: skip
 def test_it_is_ours(nodes, constants, attributes, rng):
   original = model(graph(nodes, constants).replace("[N,4", "[3,4"), 18)
-  optimized, _ = run_pass(original, FUSE_RESIZE, into=["FusedResize"], changes=1)
+  optimized, _ = run_pass(original, FUSE_RESIZE, into="FusedResize", changes=1)
   node = optimized.graph.node[0]
   assert all_attributes(node) == attributes
   assert list(node.input) == ["x"]

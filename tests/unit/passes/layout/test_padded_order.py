@@ -31,19 +31,19 @@ SHIFTS = {
   "far": [9],
 }
 # 3x3 windows, one pixel apart, of [2, 4, 4, 6] with 3 heads.
-WINDOWS = """a = Transpose<perm=[0,3,1,2]>(x)  b = Pad(a, around)  c = Gather<axis=2>(b, taps)
-  d = Gather<axis=4>(c, taps)  e = Reshape(d, heads)  y = Transpose<perm=[0,3,5,2,4,1]>(e)"""
+WINDOWS = """a = Transpose<0,3,1,2>(x)  b = Pad(a, around)  c = Gather<axis=2>(b, taps)
+  d = Gather<axis=4>(c, taps)  e = Reshape(d, heads)  y = Transpose<0,3,5,2,4,1>(e)"""
 UNFOLDED = {"around": [0, 0, 1, 1, 0, 0, 1, 1], "taps": [[0, 2], [1, 3], [2, 4]], "heads": [6, 2, 3, 2, 3, 2]}
 
 
 def test_a_shift_that_cuts_off_what_it_pads():
-  optimized, _ = run_same(graph("float[4,2,3] x", SHIFT, **SHIFTS), PADDED_ORDER, into=["Reshape", "Gather", "Reshape"])
+  optimized, _ = run_same(graph("float[4,2,3] x", SHIFT, **SHIFTS), PADDED_ORDER, into="Reshape Gather Reshape")
   assert _indices(optimized) == [1, 2, 3, 4]
 
 
 def test_windows_keep_the_padding():
   original = graph("float[2,4,4,6] x", WINDOWS, "float[A,B,C,D,E,F] y", **UNFOLDED)
-  optimized, _ = run_same(original, PADDED_ORDER, into=["Reshape", "Pad", "Gather", "Reshape"], changes=1)
+  optimized, _ = run_same(original, PADDED_ORDER, into="Reshape Pad Gather Reshape", changes=1)
   assert len(_indices(optimized)) == 3 * 4 * 9  # of one image: heads, windows, pixels of each
   assert max(_indices(optimized)) == 48
 
@@ -54,7 +54,7 @@ def _indices(optimized):
   return [int(each) for each in onnx.numpy_helper.to_array(found)]
 
 
-FOLD = """t = Transpose<perm=[0,2,1,3]>(x)  r = Reshape(t, flat)  p = Pad(r, behind)
+FOLD = """t = Transpose<0,2,1,3>(x)  r = Reshape(t, flat)  p = Pad(r, behind)
   a = Gather<axis=1>(p, first)  b = Gather<axis=1>(p, second)  """
 FOLDED = {"flat": [2, 4, 6], "behind": [0, 0, 0, 0, 1, 0], "first": [4, 0, 2], "second": [3, 3, 4]}
 
@@ -85,8 +85,7 @@ def test_several_gathers_of_one_pad():
 )  # fmt: skip
 def test_what_stays(original):
   if any(each.type.tensor_type.shape.dim[0].dim_param for each in original.graph.input):
-    _, result = run_same(original, PADDED_ORDER, N=4)
-    assert not result.changes
+    run_same(original, PADDED_ORDER, N=4, changes=0)
   else:
     assert_unchanged(original, [PADDED_ORDER])
 

@@ -26,7 +26,7 @@ def model(kind="average", given=HALF, wanted=HALF, outputs=("y",)):
 
 @parametrize("kind", ["max", "average", "global_average", "global_max"])
 def test_kinds(kind, rng):
-  optimized, _ = run_pass(model(kind), POOL_PRECISION, into=["FusedPool"], changes=1)
+  optimized, _ = run_pass(model(kind), POOL_PRECISION, into="FusedPool", changes=1)
   x = rng.standard_normal((3, 5, 6, 4)).astype(np.float16)
   wide, narrow = (node_of(each) for each in (model(kind), optimized))
   operator = find("ortplugin", "FusedPool")

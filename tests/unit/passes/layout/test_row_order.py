@@ -13,14 +13,14 @@ NUMBERS = {
 }  # fmt: skip
 ROLL = """b = Slice({0}, zero, two, {1}, one)  c = Slice({0}, two, six, {1})  {2} = Concat<axis={3}>(c, b)"""
 ROLLED = ROLL.format("x", "one", "r", "1")
-BACK = """p = Reshape(x, merged)  q = Transpose<perm=[0,1,3,2,4,5]>(p)  d = Reshape(q, image)
+BACK = """p = Reshape(x, merged)  q = Transpose<0,1,3,2,4,5>(p)  d = Reshape(q, image)
   e = Slice(d, zero, four, two)  f = Slice(d, four, six, two)  y = Concat<axis=2>(f, e)"""
 PATCHES = """a = Slice(x, zero, end, one, two)  b = Slice(x, one, end, one, two)
   c = Slice(a, zero, end, two, two)  d = Slice(b, zero, end, two, two)  e = Slice(a, one, end, two, two)
   f = Slice(b, one, end, two, two)  y = Concat<axis=-1>(c, d, e, f)"""
-GRID = """p = Reshape(x, cut)  q = Transpose<perm=[0,5,1,3,2,4]>(p)  r = Reshape(q, planes)
-  s = Transpose<perm=[0,2,4,3,5,1]>(r)  t = Reshape(s, cells)  y = Transpose<perm=[0,2,1,3]>(t)"""
-WINDOWS = "p = Reshape(r, split)  q = Transpose<perm=[0,1,3,2,4,5]>(p)  y = Reshape(q, windows)"
+GRID = """p = Reshape(x, cut)  q = Transpose<0,5,1,3,2,4>(p)  r = Reshape(q, planes)
+  s = Transpose<0,2,4,3,5,1>(r)  t = Reshape(s, cells)  y = Transpose<0,2,1,3>(t)"""
+WINDOWS = "p = Reshape(r, split)  q = Transpose<0,1,3,2,4,5>(p)  y = Reshape(q, windows)"
 
 CASES = {
   "a roll": (ROLLED.replace("r =", "y ="), "2,6,6,4", "2,6,6,4", 36),
@@ -32,13 +32,13 @@ CASES = {
   "windows, rolled back": (BACK, "8,9,4", "2,6,6,4", 36),
   "merged patches": (PATCHES, "2,6,6,4", "2,3,3,16", 36),
   "a Gather of a transposed tensor": (
-      "t = Transpose<perm=[1,0,2]>(x)  y = Gather<axis=0>(t, first)", "2,6,4", "1,2,4", 1),
+      "t = Transpose<1,0,2>(x)  y = Gather<axis=0>(t, first)", "2,6,4", "1,2,4", 1),
   "with rows that come twice": (
-      "t = Transpose<perm=[0,2,1,3]>(x)  y = Gather<axis=2>(t, some)", "2,6,6,4", "2,6,4,4", 24),
+      "t = Transpose<0,2,1,3>(x)  y = Gather<axis=2>(t, some)", "2,6,6,4", "2,6,4,4", 24),
   "windows to a grid, channels first in between": (GRID, "2,4,9,4", "2,4,9,4", 36),
   "three Transposes in place": (
-      "t = Transpose<perm=[0,3,1,2]>(x)  r = Reshape(t, channels)  u = Transpose<perm=[0,2,1]>(r)  "
-      "v = Reshape(u, image)  w = Transpose<perm=[1,2,0,3]>(v)  y = Transpose<perm=[2,0,1,3]>(w)",
+      "t = Transpose<0,3,1,2>(x)  r = Reshape(t, channels)  u = Transpose<0,2,1>(r)  "
+      "v = Reshape(u, image)  w = Transpose<1,2,0,3>(v)  y = Transpose<2,0,1,3>(w)",
       "2,6,6,4", "2,6,6,4", None),
   "in place": (f"{ROLLED}  u = Slice(r, zero, four, one)  v = Slice(r, four, six, one)  "
                "y = Concat<axis=1>(v, u)", "2,6,6,4", "2,6,6,4", None),
@@ -64,19 +64,19 @@ def test_one_gather(case, dtype):
 
 
 STAY = {
-  "one Transpose": ("y = Transpose<perm=[0,2,1,3]>(x)", "2,6,6,4", "2,6,6,4"),
-  "Transposes": ("t = Transpose<perm=[0,2,1,3]>(x)  r = Reshape(t, image)  "
-                 "y = Transpose<perm=[1,0,2,3]>(r)", "2,6,6,4", "6,2,6,4"),
+  "one Transpose": ("y = Transpose<0,2,1,3>(x)", "2,6,6,4", "2,6,6,4"),
+  "Transposes": ("t = Transpose<0,2,1,3>(x)  r = Reshape(t, image)  "
+                 "y = Transpose<1,0,2,3>(r)", "2,6,6,4", "6,2,6,4"),
   "three Transposes that end with channels first": (
-      "t = Transpose<perm=[0,2,1,3]>(x)  r = Reshape(t, image)  u = Transpose<perm=[0,2,1,3]>(r)  "
-      "v = Reshape(u, image)  y = Transpose<perm=[0,3,2,1]>(v)", "2,6,6,4", "2,4,6,6"),
+      "t = Transpose<0,2,1,3>(x)  r = Reshape(t, image)  u = Transpose<0,2,1,3>(r)  "
+      "v = Reshape(u, image)  y = Transpose<0,3,2,1>(v)", "2,6,6,4", "2,4,6,6"),
   "rows that are divided while they are first": (
-      "t = Transpose<perm=[0,3,1,2]>(x)  r = Reshape(t, divided)  u = Transpose<perm=[0,2,1,3]>(r)  "
-      "v = Reshape(u, channels)  y = Transpose<perm=[0,2,1]>(v)", "2,6,6,4", "2,36,4"),
+      "t = Transpose<0,3,1,2>(x)  r = Reshape(t, divided)  u = Transpose<0,2,1,3>(r)  "
+      "v = Reshape(u, channels)  y = Transpose<0,2,1>(v)", "2,6,6,4", "2,36,4"),
   "a Gather alone": ("r = Reshape(x, flat)  y = Gather<axis=1>(r, some)", "2,6,6,4", "2,4,4"),
   "parts of rows": (ROLL.format("x", "three", "y", "3"), "2,6,6,6", "2,6,6,6"),
-  "rows that a Reshape divides": (f"{ROLLED}  n = Reshape(r, narrow)  y = Transpose<perm=[0,2,1,3]>(n)".replace(
-      ROLLED, "r = Transpose<perm=[0,3,2,1]>(x)"), "2,6,6,4", "2,12,6,2"),
+  "rows that a Reshape divides": (f"{ROLLED}  n = Reshape(r, narrow)  y = Transpose<0,2,1,3>(n)".replace(
+      ROLLED, "r = Transpose<0,3,2,1>(x)"), "2,6,6,4", "2,12,6,2"),
   "two tensors": ("b = Slice(x, zero, two, one)  n = Neg(x)  c = Slice(n, two, six, one)  y = Concat<axis=1>(c, b)",
                   "2,6,6,4", "2,6,6,4"),
   "backwards": ("b = Slice(x, last, minus, one, last)  c = Slice(x, two, six, one)  y = Concat<axis=1>(c, b)",
@@ -101,7 +101,7 @@ def test_what_something_else_reads_stays():
   run_same(
     graph(f"{ROLLED}  {WINDOWS}", "2,6,6,4", "8,9,4", more=", float[2,6,6,4] r"),
     ROW_ORDER,
-    into=["Reshape", "Gather", "Reshape", "Reshape", "Transpose", "Reshape"],
+    into="Reshape Gather Reshape Reshape Transpose Reshape",
   )
 
 

@@ -7,7 +7,7 @@ from pass_helpers import add_weights, assert_unchanged, model, operators, parame
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST, DEAD_NODES, FORBID_TF32, FUSE_CONV, WINDOWS_LAST
 
-TO_IMAGE = "t = Transpose<perm=[0,5,1,3,2,4]>(x)  r = Reshape(t, image)"
+TO_IMAGE = "t = Transpose<0,5,1,3,2,4>(x)  r = Reshape(t, image)"
 CONV = "y = Conv<pads=[1,1,1,1]>(r, w)"
 
 
@@ -25,9 +25,7 @@ def test_before_a_convolution(batch):
     f"float16[{batch},4,6,6] y",
     (2 if batch == "2" else 0, 4, 6, 6),
   )
-  optimized, result = run_same(
-    original, FUSE_CONV, WINDOWS_LAST, N=2, into=["Transpose", "Reshape", "Transpose", "FusedConv"]
-  )
+  optimized, result = run_same(original, FUSE_CONV, WINDOWS_LAST, N=2, into="Transpose Reshape Transpose FusedConv")
   perms = [list(helper.get_node_attr_value(optimized.graph.node[at], "perm")) for at in (0, 2)]
   assert perms == [[0, 1, 3, 2, 4, 5], [0, 3, 1, 2]]
   assert len([each for each in result.changes if each.rewrite == WINDOWS_LAST.name]) == 1
@@ -38,7 +36,7 @@ def test_before_a_convolution(batch):
     CHANNELS_LAST,
     DEAD_NODES,
     N=2,
-    into=["Transpose", "Reshape", "FusedConv", "Transpose"],
+    into="Transpose Reshape FusedConv Transpose",
   )
 
 
@@ -55,7 +53,7 @@ def test_through_pools_and_what_is_pointwise():
 
 def test_of_float32_where_it_may_round():
   original = graph(f"{TO_IMAGE}  {CONV}", "float[2,2,3,3,2,4] x", "float[2,4,6,6] y", weights=SINGLE)
-  run_pass(original, FUSE_CONV, WINDOWS_LAST, into=["Transpose", "Reshape", "Transpose", "FusedConv"])
+  run_pass(original, FUSE_CONV, WINDOWS_LAST, into="Transpose Reshape Transpose FusedConv")
   assert_unchanged(run_pass(original, FUSE_CONV, FORBID_TF32)[0], [WINDOWS_LAST])
 
 

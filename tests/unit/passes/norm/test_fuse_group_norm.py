@@ -21,7 +21,7 @@ def graph(*nodes, shape="N,6,4,5", result=None, more=""):
 
 def test_torchs_group_norm_with_an_activation():
   nodes = [SPLIT, "r = Reshape(n, joined)", AFFINE, "s = Sigmoid(h)  y = Mul(h, s)"]
-  optimized, result = run_same(model(graph(*nodes), 20), FUSE, NORM_EPILOGUE, into=["FusedLayerNorm"], N=3)
+  optimized, result = run_same(model(graph(*nodes), 20), FUSE, NORM_EPILOGUE, into="FusedLayerNorm", N=3)
   assert lines(programs(optimized)[0])[0] == GROUPS
   assert result.near_misses == ()
 
@@ -40,7 +40,7 @@ def test_as_many_groups(groups, core):
     z = Constant<value=float[{groups}] {{{", ".join(["0"] * groups)}}}>()
     to = Constant<value=int64[3] {{0, {groups}, -1}}>()"""
   nodes = [scale, "a = Reshape(x, to)  n = InstanceNormalization<epsilon=0.01>(a, s, z)  y = Reshape(n, joined)"]
-  run_same(model(graph(*nodes), 17), FUSE, into=["FusedLayerNorm"], N=2, program=[f"y = LayerNormalization<{core}>(x)"])
+  run_same(model(graph(*nodes), 17), FUSE, into="FusedLayerNorm", N=2, program=[f"y = LayerNormalization<{core}>(x)"])
 
 
 def test_scales_of_groups_are_those_of_their_channels():
@@ -48,7 +48,7 @@ def test_scales_of_groups_are_those_of_their_channels():
   run_same(
     model(graph(*nodes), 17),
     FUSE,
-    into=["FusedLayerNorm"],
+    into="FusedLayerNorm",
     N=2,
     program=[GROUPS, "mul = Mul(n, gamma)", "y = Add(mul, beta)"],
   )
@@ -58,7 +58,7 @@ def test_scales_of_groups_are_those_of_their_channels():
 def test_the_operator(opset):
   scale, bias = ("two", "one") if opset == 18 else ("six", "six")
   nodes = [f"y = GroupNormalization<num_groups=2, epsilon=0.01>(x, {scale}, {bias})"]
-  optimized, _ = run_same(model(graph(*nodes), opset), FUSE, into=["FusedLayerNorm"], N=2)
+  optimized, _ = run_same(model(graph(*nodes), opset), FUSE, into="FusedLayerNorm", N=2)
   assert lines(programs(optimized)[0])[0] == GROUPS
 
 
@@ -67,7 +67,7 @@ def test_instance_normalization(shape):
   optimized, _ = run_same(
     model(graph("y = InstanceNormalization(x, s, two)", shape=shape, more=", float[2] s"), 17),
     FUSE,
-    into=["Unsqueeze", "FusedLayerNorm"],
+    into="Unsqueeze FusedLayerNorm",
     N=2,
   )
   axis = 2 - len(shape.split(","))
@@ -86,7 +86,7 @@ def test_channels_of_an_image():
   run_same(
     model(graph(nodes), 17),
     FUSE_LAYER_NORM,
-    into=["FusedLayerNorm"],
+    into="FusedLayerNorm",
     N=2,
     program=['y = LayerNormalization<epsilon=1e-06, axes="1">(x)'],
   )
@@ -134,7 +134,7 @@ def test_between_convolutions_with_channels_last(groups):
   optimized, _ = run_same(
     model(graph(nodes), 17),
     FUSE, NORM_EPILOGUE, FUSE_CONV, CHANNELS_LAST_ALWAYS,
-    into=["Transpose", "FusedConv", "FusedLayerNorm", "FusedConv", "Transpose"], N=2,
+    into="Transpose FusedConv FusedLayerNorm FusedConv Transpose", N=2,
   )  # fmt: skip
   core = {1: "axis=-3", 2: 'axes="1 2", groups=2', 6: 'axes="1 2"'}[groups]
   assert any(f"<{core}>" in line for line in lines(programs(optimized)[1]))

@@ -78,7 +78,7 @@ def test_every_form_becomes_one_node(form):
   optimized, result = run_same(
     model(graph(*nodes), opset),
     FUSE_LAYER_NORM,
-    into=["FusedLayerNorm"],
+    into="FusedLayerNorm",
     program=["y = LayerNormalization(x)"],
     changes=1,
   )
@@ -119,12 +119,12 @@ def test_a_cast_of_the_variance_only():
     program=["y = LayerNormalization(x)"])  # fmt: skip
 
 
-OPERATOR = "g (float[N,M,8] x, float[8] gamma, float[8] beta) => (float[N,M,8] y) "
+OPERATOR = "g (float[N,M,8] x, float[8] gamma, beta) => (float[N,M,8] y) "
 
 
 def test_the_operator():
   original = OPERATOR + "{ y = LayerNormalization<epsilon=1e-6>(x, gamma, beta) }"
-  optimized, result = run_same(original, FUSE_LAYER_NORM, into=["FusedLayerNorm"])
+  optimized, result = run_same(original, FUSE_LAYER_NORM, into="FusedLayerNorm")
   assert programs(optimized) == [
     "(float x, float gamma, float beta) => (float y) {\n"
     "  n = LayerNormalization<epsilon=1e-06>(x)\n"
@@ -159,7 +159,7 @@ def test_bfloat16_is_recognised():
   assert programs(optimized)[0].startswith("(bfloat16 x, bfloat16 gamma, bfloat16 beta) => (bfloat16 y)")
 
 
-SKIP = "g (float[2,3,8] x, float[2,3,8] skip, float[8] gamma, float[8] beta, float[8] bias) => (float[2,3,8] y{}) "
+SKIP = "g (float[2,3,8] x, skip, float[8] gamma, beta, bias) => (float[2,3,8] y{}) "
 
 
 def test_skip_layer_normalization():
@@ -168,7 +168,7 @@ def test_skip_layer_normalization():
     + '{ y, "", "", sum = com.microsoft.SkipLayerNormalization<epsilon=1e-5>(x, skip, gamma, beta, bias) }',
     contrib=True,
   )
-  optimized, _ = run_same(original, FUSE_LAYER_NORM, into=["FusedLayerNorm"])
+  optimized, _ = run_same(original, FUSE_LAYER_NORM, into="FusedLayerNorm")
   assert programs(optimized) == [
     "(float x, float residual, float bias, float gamma, float beta) => (float y, float s) {\n"
     "  add = Add(x, residual)\n"
@@ -182,8 +182,7 @@ def test_skip_layer_normalization():
 
 def test_skip_layer_normalization_without_beta_has_its_own_epsilon():
   original = model(
-    SKIP.format("").replace(", float[8] beta, float[8] bias", "")
-    + "{ y = com.microsoft.SkipLayerNormalization(x, skip, gamma) }",
+    SKIP.format("").replace(", beta, bias", "") + "{ y = com.microsoft.SkipLayerNormalization(x, skip, gamma) }",
     contrib=True,
   )
   optimized, _ = run_same(original, FUSE_LAYER_NORM)
@@ -193,9 +192,9 @@ def test_skip_layer_normalization_without_beta_has_its_own_epsilon():
 def test_inside_a_branch():
   branch = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "z = Div(d, root)"])
   original = model(
-    f"""g (bool c, float[N,M,8] x) => (float[N,M,8] y) {{
-            y = If(c) <then_branch = then () => (float[N,M,8] z) {{ {branch} }},
-                        else_branch = otherwise () => (float[N,M,8] w) {{ w = Neg(x) }}>
+    f"""g (bool c, float[N,M,8] x) => (y) {{
+            y = If(c) <then () => (float[N,M,8] z) {{ {branch} }},
+                        otherwise () => (float[N,M,8] w) {{ w = Neg(x) }}>
         }}"""
   )
   optimized, _ = run_pass(original, FUSE_LAYER_NORM, changes=1)
@@ -213,10 +212,9 @@ def test_the_limit_stops_after_so_many():
     d = Sin(c)  y = LayerNormalization(d, gamma, beta) }"""
   )
   for limit in range(4):
-    optimized, result = run_same(original, FUSE_LAYER_NORM, limit=limit)
+    optimized, _ = run_same(original, FUSE_LAYER_NORM, limit=limit, changes=limit)
     kinds = [op for op in operators(optimized) if op != "Sin"]
     assert kinds == ["FusedLayerNorm"] * limit + ["LayerNormalization"] * (3 - limit)
-    assert len(result.changes) == limit
 
 
 # What must not fuse.
@@ -269,7 +267,7 @@ def test_a_mean_of_something_else_does_not_match():
 
 
 def test_integers_do_not_match():
-  original = """g (int32[N,M,8] x) => (int32[N,M,8] y) {
+  original = """g (int32[N,M,8] x) => (y) {
     epsilon = int32 {1}
     mean = ReduceMean<axes=[-1]>(x)  d = Sub(x, mean)  square = Mul(d, d)
     variance = ReduceMean<axes=[-1]>(square)  shifted = Add(variance, epsilon)
@@ -292,26 +290,26 @@ INTERIOR = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
 @parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
 def test_an_intermediate_that_is_a_graph_output_stays(name):  # RELIABILITY 8
   width = 8 if name in ("d", "square") else 1
-  text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,{width}] {name}) {{ {INTERIOR} }}"
+  text = f"g (float[N,M,8] x) => (y, float[N,M,{width}] {name}) {{ {INTERIOR} }}"
   assert_unchanged(text, [FUSE_LAYER_NORM], f"'{name}' is a graph output")
 
 
 @parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
 def test_an_intermediate_with_another_consumer_stays(name):  # RELIABILITY 9
-  text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,any] z) {{ {INTERIOR} z = Neg({name}) }}"
+  text = f"g (float[N,M,8] x) => (y, float[N,M,any] z) {{ {INTERIOR} z = Neg({name}) }}"
   assert_unchanged(text, [FUSE_LAYER_NORM], f"'{name}' is also used by 'z' (Neg)")
 
 
 def test_an_intermediate_that_a_body_captures_stays():  # RELIABILITY 10
-  text = f"""g (bool c, float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {INTERIOR}
-      z = If(c) <then_branch = then () => (float[N,M,8] t) {{ t = Neg(d) }},
-                  else_branch = otherwise () => (float[N,M,8] e) {{ e = Neg(x) }}> }}"""
+  text = f"""g (bool c, float[N,M,8] x) => (y, z) {{ {INTERIOR}
+      z = If(c) <then () => (float[N,M,8] t) {{ t = Neg(d) }},
+                  otherwise () => (float[N,M,8] e) {{ e = Neg(x) }}> }}"""
   assert_unchanged(text, [FUSE_LAYER_NORM], "'d' is also used inside a body, by 't' (Neg)")
 
 
 def test_an_overridable_epsilon_stays():  # RELIABILITY 11
   nodes = " ".join([MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
-  fixed = model(f"g (float[N,M,8] x) => (float[N,M,8] y) <float epsilon = {{1e-5}}> {{ {nodes} }}")
+  fixed = model(f"g (float[N,M,8] x) => (y) <float epsilon = {{1e-5}}> {{ {nodes} }}")
   assert len(run_pass(fixed, FUSE_LAYER_NORM)[1].changes) == 1
   overridable = onnx.ModelProto()
   overridable.CopyFrom(fixed)
@@ -320,21 +318,19 @@ def test_an_overridable_epsilon_stays():  # RELIABILITY 11
 
 
 def test_the_normalised_value_may_be_an_output_and_the_input_too():  # RELIABILITY 12
-  original = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] x) {{ {INTERIOR} }}"
-  run_same(original, FUSE_LAYER_NORM, into=["FusedLayerNorm"])
+  original = f"g (float[N,M,8] x) => (y, x) {{ {INTERIOR} }}"
+  run_same(original, FUSE_LAYER_NORM, into="FusedLayerNorm")
 
 
 def test_nodes_named_unlike_their_outputs():  # RELIABILITY 13
   original = model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"))
   for index, node in enumerate(original.graph.node):
     node.name = ["mean", "y", "x", "root", "d", "square", "variance"][index % 7]  # names of other values
-  run_same(original, FUSE_LAYER_NORM, into=["FusedLayerNorm"])
+  run_same(original, FUSE_LAYER_NORM, into="FusedLayerNorm")
 
 
 def test_unknown_dtype_stays():  # RELIABILITY 16
-  original = model(
-    "g (float[N,M,8] u) => (float[N,M,8] y) { x = com.microsoft.Unheard(u) " + INTERIOR + " }", contrib=True
-  )
+  original = model("g (float[N,M,8] u) => (y) { x = com.microsoft.Unheard(u) " + INTERIOR + " }", contrib=True)
   assert_unchanged(original, [FUSE_LAYER_NORM], "the dtype of 'x' is unknown")
 
 
@@ -408,7 +404,7 @@ def test_a_residual_that_may_be_longer_stays(op, fuse, x, residual, reason):
   if reason:
     assert_unchanged(original, [fuse], reason)
     return
-  run_same(original, fuse, N=2, M=2, into=["FusedLayerNorm"])
+  run_same(original, fuse, N=2, M=2, into="FusedLayerNorm")
 
 
 def test_the_statistics_wanted_too_stay():
@@ -451,7 +447,7 @@ def test_an_old_opset_stays():
 def test_the_operator_that_onnx_runtime_has_before_opset_17():
   """Its own optimizer writes it into older models, where onnx does not know it."""
   original = model(OPERATOR + "{ z = Sin(x)  n = LayerNormalization(z, gamma, beta)  y = Neg(n) }", 14)
-  run_same(original, FUSE_LAYER_NORM, into=["Sin", "FusedLayerNorm", "Neg"])
+  run_same(original, FUSE_LAYER_NORM, into="Sin FusedLayerNorm Neg")
 
 
 def test_a_weight_tells_the_dtype_of_what_nothing_else_does():

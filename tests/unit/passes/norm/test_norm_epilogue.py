@@ -33,9 +33,9 @@ def check(text, ops, statements):
 
 def test_gamma_and_beta():
   expected = ["n = LayerNormalization(x)", "mul = Mul(n, gamma)", "y = Add(mul, beta)"]
-  check(graph("m = Mul(n, gamma)  y = Add(m, beta)"), ["FusedLayerNorm"], expected)
+  check(graph("m = Mul(n, gamma)  y = Add(m, beta)"), "FusedLayerNorm", expected)
   swapped = ["n = LayerNormalization(x)", "mul = Mul(gamma, n)", "y = Add(beta, mul)"]
-  check(graph("m = Mul(gamma, n)  y = Add(beta, m)"), ["FusedLayerNorm"], swapped)
+  check(graph("m = Mul(gamma, n)  y = Add(beta, m)"), "FusedLayerNorm", swapped)
 
 
 def test_a_cast_back_and_gamma_in_half():
@@ -59,7 +59,7 @@ def test_gelu_written_out():
     graph("""root2 = float {1.4142135}  one = float {1.0}
       half = float {0.5}  scaled = Div(n, root2)  e = Erf(scaled)  gate = Add(e, one)
       wide = Mul(n, gate)  y = Mul(wide, half)"""),
-    ["FusedLayerNorm"],
+    "FusedLayerNorm",
     [
       "n = LayerNormalization(x)",
       "div = Div(n, 1.4142135381698608)",
@@ -74,20 +74,20 @@ def test_gelu_written_out():
 @parametrize(
   "opset, node, statement",
   [
-    (17, "y = Relu(n)", "y = Relu(n)"),
-    (17, "y = LeakyRelu<alpha=0.1>(n)", "y = LeakyRelu<alpha=0.1>(n)"),
-    (17, "y = LeakyRelu(n)", "y = LeakyRelu(n)"),
+    (17, "y = Relu(n)", ""),
+    (17, "y = LeakyRelu<alpha=0.1>(n)", ""),
+    (17, "y = LeakyRelu(n)", ""),
     (17, "y = Elu<alpha=2.0>(n)", "y = Elu<alpha=2>(n)"),
-    (17, "y = Selu(n)", "y = Selu(n)"),
-    (17, "y = HardSigmoid(n)", "y = HardSigmoid(n)"),
-    (17, "y = HardSwish(n)", "y = HardSwish(n)"),
-    (17, "y = Shrink<bias=0.25>(n)", "y = Shrink<bias=0.25>(n)"),
-    (17, "y = Celu(n)", "y = Celu(n)"),
-    (17, "y = ThresholdedRelu(n)", "y = ThresholdedRelu(n)"),
-    (17, "y = Softplus(n)", "y = Softplus(n)"),
-    (18, "y = Mish(n)", "y = Mish(n)"),
-    (20, "y = Gelu(n)", "y = Gelu(n)"),
-    (20, 'y = Gelu<approximate="tanh">(n)', 'y = Gelu<approximate="tanh">(n)'),
+    (17, "y = Selu(n)", ""),
+    (17, "y = HardSigmoid(n)", ""),
+    (17, "y = HardSwish(n)", ""),
+    (17, "y = Shrink<bias=0.25>(n)", ""),
+    (17, "y = Celu(n)", ""),
+    (17, "y = ThresholdedRelu(n)", ""),
+    (17, "y = Softplus(n)", ""),
+    (18, "y = Mish(n)", ""),
+    (20, "y = Gelu(n)", ""),
+    (20, 'y = Gelu<approximate="tanh">(n)', ""),
     (17, "y = PRelu(n, gamma)", "y = PRelu(n, slope)"),
     (17, "y = Clip(n)", "y = Clip(n, -3.4028234663852886e+38, 3.4028234663852886e+38)"),
     (17, "six = float {6.0}  y = Clip(n, , six)", "y = Clip(n, -3.4028234663852886e+38, 6)"),
@@ -98,10 +98,11 @@ def test_gelu_written_out():
   ],
 )
 def test_operators_and_their_attributes(opset, node, statement):
+  """`statement`: what becomes of the node, if that is another text."""
   text = graph(node)
   original = model(text.replace(NORM, NORM_18) if opset >= 18 else text, opset, ir=8 if opset < 20 else 10)
-  optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm"])
-  assert lines(programs(optimized)[0])[-1] == statement
+  optimized, _ = run_same(original, *PASSES, into="FusedLayerNorm")
+  assert lines(programs(optimized)[0])[-1] == (statement or node)
 
 
 @parametrize(
@@ -122,63 +123,61 @@ def test_comparisons_and_where():
   optimized, _ = run_same(graph(
     "zero = float {0.0}  positive = Greater(n, zero)  both = And(positive, mask)"
       "  y = Where(both, n, zero)  z = Not(both)", ", bool[M,1] mask", ", bool[N,M,8] z"), *PASSES,
-    into=["FusedLayerNorm"])  # fmt: skip
+    into="FusedLayerNorm")  # fmt: skip
   assert programs(optimized)[0].splitlines()[0] == "(float x, bool operand) => (float y, bool y2) {"
 
 
 def test_a_residual_after_the_norm():
-  check(graph("y = Add(n, x)"), ["FusedLayerNorm"], ["n = LayerNormalization(x)", "y = Add(n, x)"])
+  check(graph("y = Add(n, x)"), "FusedLayerNorm", ["n = LayerNormalization(x)", "y = Add(n, x)"])
   check(
     graph("y = Add(n, r)", ", float[N,M,8] r"),
-    ["FusedLayerNorm"],
+    "FusedLayerNorm",
     ["n = LayerNormalization(x)", "y = Add(n, residual)"],
   )
 
 
 def test_an_output_in_between_is_kept():  # RELIABILITY 8
-  original = graph("m = Mul(n, gamma)  y = Add(m, beta)", outputs=", float[N,M,8] m, float[N,M,8] n")
-  optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm"])
+  original = graph("m = Mul(n, gamma)  y = Add(m, beta)", outputs=", float[N,M,8] m, n")
+  optimized, _ = run_same(original, *PASSES, into="FusedLayerNorm")
   assert sorted(outputs_of_norm(optimized)) == ["m", "n", "y"]
 
 
 def test_a_value_with_another_consumer_is_kept():  # RELIABILITY 9
   original = graph("m = Mul(n, gamma)  y = Add(m, beta)  z = Softmax(m)", outputs=", float[N,M,8] z")
-  optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm", "Softmax"])
+  optimized, _ = run_same(original, *PASSES, into="FusedLayerNorm Softmax")
   assert outputs_of_norm(optimized) == ["m", "y"]
 
 
 def test_a_value_that_a_body_captures_is_kept():  # RELIABILITY 10
-  branches = """z = If(c) <then_branch = then () => (float[N,M,8] t) { t = Neg(n) },
-      else_branch = otherwise () => (float[N,M,8] e) { e = Identity(n) }>"""
+  branches = """z = If(c) <then () => (float[N,M,8] t) { t = Neg(n) },
+      otherwise () => (float[N,M,8] e) { e = Identity(n) }>"""
   optimized, _ = run_same(
     graph(f"y = Mul(n, gamma)  {branches}", ", bool c", ", float[N,M,8] z"),
     *PASSES,
-    into=["FusedLayerNorm", "If"],
+    into="FusedLayerNorm If",
   )
   assert sorted(outputs_of_norm(optimized)) == ["n", "y"]
 
 
 def test_a_consumer_in_a_body_stays_there():
-  branches = """y = If(c) <then_branch = then () => (float[N,M,8] t) { t = Mul(n, gamma) },
-      else_branch = otherwise () => (float[N,M,8] e) { e = Add(n, beta) }>"""
-  run_same(graph(branches, ", bool c"), *PASSES, into=["FusedLayerNorm", "If"])
+  branches = """y = If(c) <then () => (float[N,M,8] t) { t = Mul(n, gamma) },
+      otherwise () => (float[N,M,8] e) { e = Add(n, beta) }>"""
+  run_same(graph(branches, ", bool c"), *PASSES, into="FusedLayerNorm If")
 
 
 def test_what_an_operand_needs_moves_before_the_norm():
-  run_same(
-    graph("late = Softmax(r)  y = Add(n, late)", ", float[N,M,8] r"), *PASSES, into=["Softmax", "FusedLayerNorm"]
-  )
+  run_same(graph("late = Softmax(r)  y = Add(n, late)", ", float[N,M,8] r"), *PASSES, into="Softmax FusedLayerNorm")
 
 
 @parametrize("shape", ["8", "1", "", "M,1", "N,1,1", "1,M,8", "1,1,1"])
 def test_operands_that_broadcast(shape):  # RELIABILITY 15
   dims = f"[{shape}]" if shape else ""
-  run_same(graph("y = Mul(c, n)", f", float{dims} c"), *PASSES, into=["FusedLayerNorm"])
+  run_same(graph("y = Mul(c, n)", f", float{dims} c"), *PASSES, into="FusedLayerNorm")
 
 
 def test_numbers_of_every_shape_that_fits():
   for dims in ("", "[1]", "[1,1,1]"):
-    original = f"g (float[N,M,8] x) => (float[N,M,8] y) <float{dims} c = {{0.25}}> {{ {NORM} y = Mul(n, c) }}"
+    original = f"g (float[N,M,8] x) => (y) <float{dims} c = {{0.25}}> {{ {NORM} y = Mul(n, c) }}"
     optimized, _ = run_same(original, *PASSES)
     assert lines(programs(optimized)[0])[-1] == "y = Mul(n, 0.25)"
 
@@ -223,7 +222,7 @@ def test_a_cast_to_an_integer_stays():  # RELIABILITY 17
 
 
 def test_a_number_that_the_dtype_does_not_hold_is_taken_in_double():  # RELIABILITY 17
-  text = f"""g (float[N,M,8] x) => (float[N,M,8] y) {{ {NORM}
+  text = f"""g (float[N,M,8] x) => (y) {{ {NORM}
     p = double {{0.1}}  a = Abs(n)  y = Pow(a, p) }}"""
   expected = [
     "n = LayerNormalization(x)",
@@ -232,7 +231,7 @@ def test_a_number_that_the_dtype_does_not_hold_is_taken_in_double():  # RELIABIL
     "pow = Pow(cast, 0.1)",
     "y = Cast<to=float>(pow)",
   ]
-  check(text, ["FusedLayerNorm"], expected)
+  check(text, "FusedLayerNorm", expected)
 
 
 def test_an_integer_exponent_that_varies_stays():
@@ -241,12 +240,12 @@ def test_an_integer_exponent_that_varies_stays():
 
 def test_the_infinity_of_one_sign():  # RELIABILITY 18
   text = graph("y = IsInf<detect_negative=0>(n)", y="bool[N,M,8] y")
-  check(text, ["FusedLayerNorm"], ["n = LayerNormalization(x)", "y = IsInf<detect_negative=0>(n)"])
+  check(text, "FusedLayerNorm", ["n = LayerNormalization(x)", "y = IsInf<detect_negative=0>(n)"])
 
 
 def test_other_operators_stay():
   unchanged_epilogue(graph("y = Softmax(n)"))
-  unchanged_epilogue(graph("y = Transpose<perm=[0,1,2]>(n)"))
+  unchanged_epilogue(graph("y = Transpose<0,1,2>(n)"))
 
 
 def test_more_results_than_there_may_be_stay():

@@ -21,7 +21,7 @@ TAIL = ["n = LayerNormalization(s)", "y = Mul(n, gamma)"]
 
 
 def graph(nodes, inputs="", outputs=""):
-  declared = f"float[N,M,8] x, float[N,M,8] r, float[8] b, float[8] gamma{inputs}"
+  declared = f"float[N,M,8] x, r, float[8] b, float[8] gamma{inputs}"
   return f"g ({declared}) => (float[N,M,8] y{outputs}) {{ {nodes} }}"
 
 
@@ -30,25 +30,25 @@ def check(text, ops, statements, **options):
 
 
 def test_residual():
-  check(graph(f"s = Add(x, r)  {NORM}"), ["FusedLayerNorm"], ["s = Add(x, residual)", *TAIL])
+  check(graph(f"s = Add(x, r)  {NORM}"), "FusedLayerNorm", ["s = Add(x, residual)", *TAIL])
 
 
 def test_bias_and_residual_in_any_order():
   check(
     graph(f"t = Add(x, b)  s = Add(t, r)  {NORM}"),
-    ["FusedLayerNorm"],
+    "FusedLayerNorm",
     ["add = Add(x, bias)", "s = Add(add, residual)", *TAIL],
   )
   check(
     graph(f"t = Add(b, x)  s = Add(r, t)  {NORM}"),
-    ["FusedLayerNorm"],
+    "FusedLayerNorm",
     ["add = Add(bias, residual)", "s = Add(x, add)", *TAIL],
   )
 
 
 def test_nvfuser_issue_383():
   """LayerNorm(x + b0 + b1) * gamma + beta in fp16."""
-  original = """g (float16[N,M,8] x, float16[8] b0, float16[8] b1, float16[8] gamma, float16[8] beta)
+  original = """g (float16[N,M,8] x, float16[8] b0, b1, gamma, beta)
     => (float16[N,M,8] y) { t = Add(x, b0)  s = Add(t, b1)  y = LayerNormalization(s, gamma, beta) }"""
   optimized, _ = run_same(original, *PASSES)
   assert programs(optimized) == [
@@ -64,23 +64,23 @@ def test_nvfuser_issue_383():
 
 def test_the_residual_stream_is_kept_as_an_output():
   text = graph(f"s = Add(x, r)  {NORM}  z = Add(s, y)", outputs=", float[N,M,8] z")
-  optimized, result = run_same(text, *PASSES, into=["FusedLayerNorm", "Add"])
+  optimized, result = run_same(text, *PASSES, into="FusedLayerNorm Add")
   assert list(optimized.graph.node[0].output) == ["y", "s"]
   assert programs(optimized)[0].splitlines()[0] == "(float x, float residual, float gamma) => (float y, float s) {"
   assert result.near_misses == ()
 
 
 def test_a_sum_that_is_a_graph_output_is_kept():  # RELIABILITY 8
-  run_same(graph(f"s = Add(x, r)  {NORM}", outputs=", float[N,M,8] s"), *PASSES, into=["FusedLayerNorm"])
+  run_same(graph(f"s = Add(x, r)  {NORM}", outputs=", float[N,M,8] s"), *PASSES, into="FusedLayerNorm")
 
 
 def test_a_sum_that_a_body_captures_is_kept():  # RELIABILITY 10
-  branches = """z = If(c) <then_branch = then () => (float[N,M,8] t) { t = Neg(s) },
-      else_branch = otherwise () => (float[N,M,8] e) { e = Neg(x) }>"""
+  branches = """z = If(c) <then () => (float[N,M,8] t) { t = Neg(s) },
+      otherwise () => (float[N,M,8] e) { e = Neg(x) }>"""
   run_same(
     graph(f"s = Add(x, r)  {NORM}  {branches}", ", bool c", ", float[N,M,8] z"),
     *PASSES,
-    into=["FusedLayerNorm", "If"],
+    into="FusedLayerNorm If",
   )
 
 
@@ -88,7 +88,7 @@ def test_nodes_between_move_to_the_right_side():
   """s is read before the norm by a node that it does not need, and the norm needs one that comes after s."""
   run_same(graph(
     "s = Add(x, r)  early = Sin(s)  g = Sin(gamma)  y = LayerNormalization(s, g)  z = Add(early, y)",
-      outputs=", float[N,M,8] z"), *PASSES, into=["Sin", "FusedLayerNorm", "Sin", "Add"])  # fmt: skip
+      outputs=", float[N,M,8] z"), *PASSES, into="Sin FusedLayerNorm Sin Add")  # fmt: skip
 
 
 def test_casts_and_activations():
@@ -126,20 +126,20 @@ def test_a_rounding_cast_stays():  # RELIABILITY 17
 def test_whatever_broadcasts(shape):  # RELIABILITY 15
   dims = f"[{shape}]" if shape else ""
   original = model(f"g (float[N,M,8] x, float{dims} b, float[8] gamma) => (float[N,M,8] y) {{ s = Add(b, x)  {NORM} }}")
-  optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm"])
+  optimized, _ = run_same(original, *PASSES, into="FusedLayerNorm")
   assert_same_outputs(original, optimized, N=1, M=1)
   assert_same_outputs(original, optimized, N=0)
 
 
 def test_two_small_values_that_span_the_whole():  # RELIABILITY 15
   original = f"g (float[N,1,8] x, float[1,M,1] b, float[8] gamma) => (float[N,M,8] y) {{ s = Add(x, b)  {NORM} }}"
-  run_same(original, *PASSES, into=["FusedLayerNorm"])
+  run_same(original, *PASSES, into="FusedLayerNorm")
 
 
 def test_a_constant_scalar_becomes_a_number():
   check(
     graph(f"half = float {{0.5}}  s = Mul(half, x)  {NORM}"),
-    ["FusedLayerNorm"],
+    "FusedLayerNorm",
     ["s = Mul(0.5, x)", *TAIL],
   )
 
@@ -147,7 +147,7 @@ def test_a_constant_scalar_becomes_a_number():
 def test_a_constant_that_adds_a_dimension_stays_an_input():  # RELIABILITY 15
   original = f"""g (float[M,8] x, float[8] gamma) => (float[1,M,8] y)
     <float[1,1,1] half = {{0.5}}> {{ s = Mul(half, x)  {NORM} }}"""
-  optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm"])
+  optimized, _ = run_same(original, *PASSES, into="FusedLayerNorm")
   assert list(optimized.graph.node[0].input) == ["half", "x", "gamma"]
 
 
@@ -162,10 +162,10 @@ def test_an_overridable_scalar_stays_an_input():  # RELIABILITY 11
 def test_an_operand_used_twice():
   check(
     graph(f"g = Sigmoid(x)  s = Mul(x, g)  {NORM}"),
-    ["FusedLayerNorm"],
+    "FusedLayerNorm",
     ["sigmoid = Sigmoid(x)", "s = Mul(x, sigmoid)", *TAIL],
   )
-  check(graph(f"s = Add(x, x)  {NORM}"), ["FusedLayerNorm"], ["s = Add(x, x)", *TAIL])
+  check(graph(f"s = Add(x, x)  {NORM}"), "FusedLayerNorm", ["s = Add(x, x)", *TAIL])
 
 
 def test_conditions():
@@ -183,7 +183,7 @@ LIMITS = "limit = Where(any, low, high)  lowest = Neg(limit)  t = Max(x, lowest)
 def test_limits_of_one_element(shape):
   """As T5 clamps a value, by whether any of its elements is infinite."""
   original = graph(f"{LIMITS}  {NORM}", f", bool{shape} any, float{shape} low, float high")
-  _, result = run_same(original, *PASSES, into=["FusedLayerNorm"], program=[
+  _, result = run_same(original, *PASSES, into="FusedLayerNorm", program=[
     "where = Where(operand, operand2, operand3)", "neg = Neg(where)", "max = Max(x, neg)", "s = Min(max, where)",
       *TAIL])  # fmt: skip
   assert result.near_misses == ()
@@ -192,8 +192,8 @@ def test_limits_of_one_element(shape):
 @parametrize(
   "nodes, ops",
   [
-    (f"{LIMITS}  {NORM}  z = Neg(limit)", ["Where", "FusedLayerNorm", "Neg"]),  # read elsewhere too
-    (f"{LIMITS}  {NORM}  z = Identity(limit)", ["Where", "FusedLayerNorm", "Identity"]),
+    (f"{LIMITS}  {NORM}  z = Neg(limit)", "Where FusedLayerNorm Neg"),  # read elsewhere too
+    (f"{LIMITS}  {NORM}  z = Identity(limit)", "Where FusedLayerNorm Identity"),
   ],
 )
 def test_an_element_that_something_else_reads_is_computed_once(nodes, ops):
@@ -203,13 +203,13 @@ def test_an_element_that_something_else_reads_is_computed_once(nodes, ops):
 @parametrize("shape", ["[M,1]", "[8]", "[K]"])
 def test_more_than_one_element_is_computed_once(shape):
   limits = f", bool{shape} any, float{shape} low, float high"
-  run_same(graph(f"{LIMITS}  {NORM}", limits), *PASSES, K=8, into=["Where", "Neg", "FusedLayerNorm"])
+  run_same(graph(f"{LIMITS}  {NORM}", limits), *PASSES, K=8, into="Where Neg FusedLayerNorm")
 
 
 def test_two_norms_of_one_sum():
   """Parallel attention: the first norm makes the sum, the second reads it."""
   original = graph(f"s = Add(x, r)  {NORM}  z = LayerNormalization(s, b)", outputs=", float[N,M,8] z")
-  optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm", "FusedLayerNorm"])
+  optimized, _ = run_same(original, *PASSES, into="FusedLayerNorm FusedLayerNorm")
   assert list(optimized.graph.node[0].output) == ["y", "s"]
   assert list(optimized.graph.node[1].input) == ["s", "b"]
 
@@ -217,7 +217,7 @@ def test_two_norms_of_one_sum():
 def test_stop_after_one():
   original = model(graph(f"t = Add(x, b)  s = Add(t, r)  {NORM}"))
   fused, _ = run_pass(original, FUSE_LAYER_NORM)
-  optimized, result = run_pass(fused, NORM_PROLOGUE, limit=1, into=["Add", "FusedLayerNorm"])
+  optimized, result = run_pass(fused, NORM_PROLOGUE, limit=1, into="Add FusedLayerNorm")
   assert [each.nodes for each in result.changes] == [("'s' (Add)", "'y' (FusedLayerNorm)")]
   assert_same_outputs(original, optimized)
 
@@ -239,9 +239,9 @@ def test_a_cycle_stays():
 
 
 def test_a_cycle_through_a_body_stays():  # RELIABILITY 10
-  branches = """g = If(c) <then_branch = then () => (float[8] t) { i = int64 {0}
+  branches = """g = If(c) <then () => (float[8] t) { i = int64 {0}
            row = Gather(s, i)  t = Gather(row, i) },
-      else_branch = otherwise () => (float[8] e) { e = Neg(gamma) }>"""
+      otherwise () => (float[8] e) { e = Neg(gamma) }>"""
   unchanged_prologue(
     graph(f"s = Add(x, r)  {branches}  y = LayerNormalization(s, g)", ", bool c"),
     "'g', which the norm also reads, depends on it",
@@ -249,7 +249,7 @@ def test_a_cycle_through_a_body_stays():  # RELIABILITY 10
 
 
 def test_a_smaller_value_is_computed_once():
-  check(graph(f"c = Tanh(b)  s = Add(x, c)  {NORM}"), ["Tanh", "FusedLayerNorm"], ["s = Add(x, bias)", *TAIL])
+  check(graph(f"c = Tanh(b)  s = Add(x, c)  {NORM}"), "Tanh FusedLayerNorm", ["s = Add(x, bias)", *TAIL])
 
 
 def test_integers_stay():
@@ -269,7 +269,7 @@ def test_a_kept_value_of_unknown_shape_stays():  # RELIABILITY 16
   text = """g (float[N,M,8] x, float[A,B,8] r, float[8] gamma) => (float[any,rows,8] y, float[A,B,8] t) {
     t = Neg(r)  s = Add(x, t)  y = LayerNormalization(s, gamma) }"""
   fused, _ = run_pass(text, FUSE_LAYER_NORM)
-  _, result = run_pass(fused, NORM_PROLOGUE, into=["Neg", "FusedLayerNorm"])
+  _, result = run_pass(fused, NORM_PROLOGUE, into="Neg FusedLayerNorm")
   assert any(
     "'t' is a graph output, and its shape [A, B, 8] is not surely that of the norm" in r for r in reasons(result)
   )
@@ -280,7 +280,7 @@ def test_an_operand_of_unknown_rank_stays():  # RELIABILITY 16
   _, result = run_pass(model("""g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y) <float[2,3,8] s> {
     unheard = com.microsoft.Unheard(x)  r = Cast<to=1>(unheard)
     s = Add(x, r)  y = LayerNormalization(s, gamma) }""", contrib=True), *PASSES,
-    into=["Unheard", "Cast", "Add", "FusedLayerNorm"])  # fmt: skip
+    into="Unheard Cast Add FusedLayerNorm")  # fmt: skip
   assert any("s' (Add): the rank of 'r' is unknown" in reason for reason in reasons(result))
 
 

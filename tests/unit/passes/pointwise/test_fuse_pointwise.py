@@ -44,8 +44,8 @@ def check(text, ops, *wanted, opset=17, precision=""):
 
 
 def test_a_chain():
-  text = graph("s = Add(x, r)  y = Relu(s)", f"{X}, float[N,M,8] r")
-  check(text, ["FusedPointwise"], ["add = Add(x, x2)", "y = Relu(add)"])
+  text = graph("s = Add(x, r)  y = Relu(s)", f"{X}, r")
+  check(text, "FusedPointwise", ["add = Add(x, x2)", "y = Relu(add)"])
 
 
 def test_broadcasts_and_literals():
@@ -61,30 +61,30 @@ def test_across_several_consumers_and_producers():
   """A diamond whose values other operators need too: one node, with those as outputs."""
   text = graph(
     "s = Add(x, r)  a = Sigmoid(s)  b = Tanh(s)  y = Mul(a, b)  z = Softmax(b)",
-    f"{X}, float[N,M,8] r",
-    f"{Y}, float[N,M,8] z, float[N,M,8] s",
+    f"{X}, r",
+    f"{Y}, z, s",
   )
   optimized = check(
     text,
-    ["FusedPointwise", "Softmax"],
+    "FusedPointwise Softmax",
     ["y = Add(x, x2)", "sigmoid = Sigmoid(y)", "y2 = Tanh(y)", "y3 = Mul(sigmoid, y2)"],
   )
   assert list(optimized.graph.node[0].output) == ["s", "b", "y"]
 
 
 def test_siblings_meet_in_a_common_consumer():
-  text = graph("a = Neg(x)  b = Abs(r)  y = Add(a, b)", f"{X}, float[N,M,8] r")
-  check(text, ["FusedPointwise"], ["neg = Neg(x)", "abs = Abs(x2)", "y = Add(neg, abs)"])
+  text = graph("a = Neg(x)  b = Abs(r)  y = Add(a, b)", f"{X}, r")
+  check(text, "FusedPointwise", ["neg = Neg(x)", "abs = Abs(x2)", "y = Add(neg, abs)"])
 
 
 def test_readers_of_one_input():
   """What a Conv made is read once for both."""
-  text = graph("h = Softmax(x)  y = Sin(h)  z = Cos(h)", outputs=f"{Y}, float[N,M,8] z")
-  check(text, ["Softmax", "FusedPointwise"], ["y = Sin(x)", "y2 = Cos(x)"])
+  text = graph("h = Softmax(x)  y = Sin(h)  z = Cos(h)", outputs=f"{Y}, z")
+  check(text, "Softmax FusedPointwise", ["y = Sin(x)", "y2 = Cos(x)"])
 
 
 def test_what_is_unrelated_stays_apart():
-  text = graph("y = Neg(x)  z = Abs(r)", f"{X}, float[N,M,8] r", f"{Y}, float[N,M,8] z")
+  text = graph("y = Neg(x)  z = Abs(r)", f"{X}, r", f"{Y}, z")
   assert_unchanged(text, [FUSE_POINTWISE])
 
 
@@ -97,22 +97,20 @@ def test_lerp_in_both_forms():
   one = "one = float {1.0}  a = Sub(one, w)  b = Mul(a, x)  c = Mul(w, r)  y = Add(b, c)"
   check(
     graph(one, inputs),
-    ["FusedPointwise"],
+    "FusedPointwise",
     ["sub = Sub(1, x)", "mul = Mul(sub, x2)", "mul2 = Mul(x, x3)", "y = Add(mul, mul2)"],
   )
   difference = "d = Sub(r, x)  s = Mul(w, d)  y = Add(x, s)"
-  check(
-    graph(difference, inputs), ["FusedPointwise"], ["sub = Sub(bias, x)", "mul = Mul(scale, sub)", "y = Add(x, mul)"]
-  )
+  check(graph(difference, inputs), "FusedPointwise", ["sub = Sub(bias, x)", "mul = Mul(scale, sub)", "y = Add(x, mul)"])
 
 
 def test_the_gradient_of_lerp_reads_its_input_once():
   text = graph(
     "one = float {1.0}  a = Sub(one, w)  y = Mul(a, x)  z = Mul(w, x)",
     f"{X}, float w",
-    f"{Y}, float[N,M,8] z",
+    f"{Y}, z",
   )
-  check(text, ["FusedPointwise"], ["sub = Sub(1, x)", "y = Mul(sub, x2)", "y2 = Mul(x, x2)"])
+  check(text, "FusedPointwise", ["sub = Sub(1, x)", "y = Mul(sub, x2)", "y2 = Mul(x, x2)"])
 
 
 @parametrize(
@@ -130,8 +128,8 @@ def test_the_gradient_of_lerp_reads_its_input_once():
   ],
 )
 def test_operators_of_every_kind(opset, nodes, ops):
-  original = model(graph(nodes, f"{X}, float[N,M,8] r"), opset, ir=8 if opset < 20 else 10)
-  optimized, _ = run_pass(original, FUSE_POINTWISE, into=["FusedPointwise"])
+  original = model(graph(nodes, f"{X}, r"), opset, ir=8 if opset < 20 else 10)
+  optimized, _ = run_pass(original, FUSE_POINTWISE, into="FusedPointwise")
   assert [each.op for each in parse(programs(optimized)[0]).statements] == ops
   if "Cast<to=7>" not in nodes and "Pow" not in nodes:
     assert_same_outputs(original, optimized, "float16" if "to = 10" in nodes else "")
@@ -144,16 +142,16 @@ def test_activations_of_onnx_runtime():
 
 def test_integers_that_are_data():
   text = "g (int64[N,M] x, int64[M] r) => (int64[N,M] y) { s = Add(x, r)  y = Mul(s, s) }"
-  check(text, ["FusedPointwise"], ["add = Add(x, bias)", "y = Mul(add, add)"])
+  check(text, "FusedPointwise", ["add = Add(x, bias)", "y = Mul(add, add)"])
 
 
 def test_a_value_used_twice_by_one_operator():
-  check(graph("a = Abs(x)  y = Mul(a, a)"), ["FusedPointwise"], ["abs = Abs(x)", "y = Mul(abs, abs)"])
+  check(graph("a = Abs(x)  y = Mul(a, a)"), "FusedPointwise", ["abs = Abs(x)", "y = Mul(abs, abs)"])
 
 
 def test_where_a_result_jumps_float16_is_rounded_as_before():
   """x + r is equal to s, which was rounded when it was made."""
-  inputs = "float16[N,M,8] x, float16[N,M,8] r"
+  inputs = "float16[N,M,8] x, r"
   text = graph("a = Add(x, r)  b = Sub(a, r)  e = Equal(b, x)  y = Where(e, a, b)", inputs, "float16[N,M,8] y")
   run_same(
     text,
@@ -180,7 +178,7 @@ def test_a_cheap_small_value_is_computed_inside():
   )
   check(
     text,
-    ["FusedPointwise"],
+    "FusedPointwise",
     ["add = Add(x, 1)", "less = Less(operand, operand2)", "mul = Mul(x2, add)", "y = Where(less, mul, x2)"],
   )
 
@@ -191,7 +189,7 @@ GATE = "float[2,3,8,8] x, float[2,3,1,1] s"
 def test_an_expensive_small_value_is_computed_inside_where_the_whole_is_small():
   """Squeeze and excitation: a launch costs more than the Sigmoids."""
   text = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE, "float[2,3,8,8] y")
-  check(text, ["FusedPointwise"], ["sigmoid = Sigmoid(x)", "y = Mul(x2, sigmoid)"])
+  check(text, "FusedPointwise", ["sigmoid = Sigmoid(x)", "y = Mul(x2, sigmoid)"])
 
 
 def test_an_expensive_small_value_stays_apart_where_the_whole_is_large():
@@ -204,19 +202,19 @@ def test_an_expensive_small_value_stays_apart_where_the_whole_is_large():
 def test_a_small_value_that_something_else_needs_stays_apart():
   """It would be computed twice, and is no result: it has not the shape of the others."""
   text = graph("g = Neg(s)  a = Mul(x, g)  y = Relu(a)  z = Softmax(g)", f"{X}, float[8] s", f"{Y}, float[8] z")
-  check(text, ["Neg", "FusedPointwise", "Softmax"], ["mul = Mul(x, scale)", "y = Relu(mul)"])
+  check(text, "Neg FusedPointwise Softmax", ["mul = Mul(x, scale)", "y = Relu(mul)"])
   _, result = run_pass(text, FUSE_POINTWISE)
   assert reasons(result) == ["'y' (FusedPointwise): it is computed apart: 'g' is also used by 'z' (Softmax)"]
 
 
 def test_a_small_value_that_two_members_read_is_computed_inside():
   text = graph("g = Neg(s)  a = Mul(x, g)  y = Add(a, g)", f"{X}, float[8] s")
-  check(text, ["FusedPointwise"], ["neg = Neg(x)", "mul = Mul(x2, neg)", "y = Add(mul, neg)"])
+  check(text, "FusedPointwise", ["neg = Neg(x)", "mul = Mul(x2, neg)", "y = Add(mul, neg)"])
 
 
 def test_small_values_are_fused_among_themselves():
   text = graph("a = Exp(s)  b = Log(a)  c = Tanh(b)  g = Softmax(c)  y = Mul(x, g)", f"{X}, float[8] s")
-  check(text, ["FusedPointwise", "Softmax", "Mul"], ["exp = Exp(x)", "log = Log(exp)", "y = Tanh(log)"])
+  check(text, "FusedPointwise Softmax Mul", ["exp = Exp(x)", "log = Log(exp)", "y = Tanh(log)"])
 
 
 def test_a_shape_that_is_not_surely_the_same():
@@ -233,7 +231,7 @@ def test_an_unknown_rank_is_left_alone():
 def test_unnamed_lengths_are_the_same_along_a_chain():
   """What NonZero finds has a length that nothing names; a chain on it keeps that length."""
   text = "g (float[N,M] x) => (int64[2,K] y) { i = NonZero(x)  a = Add(i, i)  b = Neg(a)  y = Mul(b, a) }"
-  run_same(text, FUSE_POINTWISE, into=["NonZero", "FusedPointwise"])
+  run_same(text, FUSE_POINTWISE, into="NonZero FusedPointwise")
 
 
 # ---- what is kept
@@ -242,7 +240,7 @@ def test_unnamed_lengths_are_the_same_along_a_chain():
 def test_no_cycle():
   """Softmax reads a and is read by y: a and y in one node would wait for it, and it for them."""
   text = graph("a = Abs(x)  s = Softmax(a)  b = Neg(a)  c = Add(b, s)  y = Relu(c)")
-  check(text, ["FusedPointwise", "Softmax", "FusedPointwise"],
+  check(text, "FusedPointwise Softmax FusedPointwise",
         ["y = Abs(x)", "y2 = Neg(y)"], ["add = Add(x, x2)", "y = Relu(add)"])  # fmt: skip
 
 
@@ -251,16 +249,16 @@ def test_no_cycle_of_two_sets():
   text = graph(
     """a = Abs(x)  b = Neg(r)  sa = Softmax(a)  sb = Softmax(b)  c = Add(b, sa)  d = Add(a, sb)
       y = Relu(c)  z = Relu(d)""",
-    f"{X}, float[N,M,8] r",
-    f"{Y}, float[N,M,8] z",
+    f"{X}, r",
+    f"{Y}, z",
   )
   optimized, _ = run_same(text, FUSE_POINTWISE)
   onnx.checker.check_model(onnx.load_model_from_string(optimized.SerializeToString()))
 
 
 def test_a_graph_output_in_between_keeps_its_name():
-  text = graph("a = Abs(x)  b = Neg(a)  y = Exp(b)", outputs=f"{Y}, float[N,M,8] a")
-  optimized = check(text, ["FusedPointwise"], ["y = Abs(x)", "neg = Neg(y)", "y2 = Exp(neg)"])
+  text = graph("a = Abs(x)  b = Neg(a)  y = Exp(b)", outputs=f"{Y}, a")
+  optimized = check(text, "FusedPointwise", ["y = Abs(x)", "neg = Neg(y)", "y2 = Exp(neg)"])
   assert list(optimized.graph.node[0].output) == ["a", "y"]
 
 
@@ -295,21 +293,21 @@ def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu():
 
 def test_in_bodies_with_values_from_outside():
   text = f"""g ({X}, bool flag) => (float[N,M,8] y) {{ a = Abs(x)  b = Neg(a)
-      y = If(flag) < then_branch = t () => (float[N,M,8] p) {{ c = Exp(b)  p = Add(c, a) }},
-                      else_branch = e () => (float[N,M,8] q) {{ d = Tanh(b)  q = Sin(d) }}> }}"""
-  optimized, _ = run_same(text, FUSE_POINTWISE, into=["FusedPointwise", "If"], changes=3)
+      y = If(flag) <then () => (float[N,M,8] p) {{ c = Exp(b)  p = Add(c, a) }},
+                      else () => (float[N,M,8] q) {{ d = Tanh(b)  q = Sin(d) }}> }}"""
+  optimized, _ = run_same(text, FUSE_POINTWISE, into="FusedPointwise If", changes=3)
   assert list(optimized.graph.node[0].output) == ["a", "b"]
   assert [operators(each.g) for each in optimized.graph.node[1].attribute] == [["FusedPointwise"]] * 2
 
 
 def test_what_folds_into_a_conv_stays():
   """A frozen batch norm, written out: ONNX Runtime makes it part of the weights. The activation then is alone."""
-  text = """g (float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, float[N,2,8,8] z) {
+  text = """g (float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, z) {
     w = float[2,2,1,1] {1.0, 2.0, 3.0, 4.0}  s = float[1,2,1,1] {2.0, 3.0}
     b = float[2,1,1] {1.0, -1.0}
     c = Conv(x, w)  m = Mul(c, s)  a = Add(b, m)  y = Relu(a)
     d = Conv(y, w)  e = Mul(free, d)  z = Add(e, b) }"""
-  run_pass(text, FUSE_POINTWISE, into=["Conv", "Mul", "Add", "Relu", "Conv", "FusedPointwise"])
+  run_pass(text, FUSE_POINTWISE, into="Conv Mul Add Relu Conv FusedPointwise")
 
 
 def test_an_old_opset_is_left_alone():
@@ -329,7 +327,7 @@ def test_the_limit_and_the_names():
   whole, result = run_pass(original, FUSE_POINTWISE)
   assert [each.nodes for each in result.changes] == [("'a' (Abs)", "negate (Neg)"), ("'c' (Exp)", "'y' (Sin)")]
   assert [each.result for each in result.changes] == ["negate (FusedPointwise)", "'y' (FusedPointwise)"]
-  _, result = run_same(original, FUSE_POINTWISE, limit=1, into=["FusedPointwise", "Softmax", "Exp", "Sin"], changes=1)
+  _, result = run_same(original, FUSE_POINTWISE, limit=1, into="FusedPointwise Softmax Exp Sin", changes=1)
   assert operators(whole) == ["FusedPointwise", "Softmax", "FusedPointwise"]
 
 
@@ -447,9 +445,9 @@ def graphs(draw):
       nodes.append(f"{name}_c = Cast<to=11>({a})  {name} = Cast<to=1>({name}_c)")
     else:
       nodes.append(f"""{name} = If(flag) <
-          then_branch = then{index} () => (float[N,M,8] {name}_t)
+          then{index} () => (float[N,M,8] {name}_t)
               {{ {name}_u = Neg({a})  {name}_t = Abs({name}_u) }},
-          else_branch = else{index} () => (float[N,M,8] {name}_f) {{ {name}_f = Add(x, {a}) }}>""")
+          else{index} () => (float[N,M,8] {name}_f) {{ {name}_f = Add(x, {a}) }}>""")
   made = [name for name in ranks if name not in SHAPES]
   outputs = draw(st.sets(st.sampled_from(made), min_size=1, max_size=4)) | {made[-1]}
   declared = ", ".join(f"float{'' if shape == '[]' else shape} {name}" for name, shape in SHAPES.items())

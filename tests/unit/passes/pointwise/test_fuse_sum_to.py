@@ -47,7 +47,7 @@ def test_the_gradients_of_lerp(opset):
       "float[N,1,1,1] dx, float[N,3,M,8] dy",
       "float one = {1}" + (", int64[3] axes = {1, 2, 3}" if opset >= 13 else ""),
     ),
-    ["FusedSumTo"],
+    "FusedSumTo",
     ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="1 2 3">(mul)', "y2 = Mul(x, x2)"],
     opset,
   )
@@ -62,7 +62,7 @@ def test_both_gradients_summed_over_other_axes():
         "float[N,1,1,1] dx, float[3,M,8] dy",
         "float one = {1}, int64[3] cxy = {1,-2,3}, int64[1] n = {0}",
     ),
-    ["FusedSumTo"],
+    "FusedSumTo",
     ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="1 2 3">(mul)', "mul2 = Mul(x, x2)",
      'y2 = SumTo<axes="0", keepdims=0>(mul2)'],
   )  # fmt: skip
@@ -76,7 +76,7 @@ def test_a_trailing_reshape_stays():
       "float[1,8] dx",
       "float one = {1}, int64[2] axes = {0,1}, int64[2] shape = {1,8}",
     ),
-    ["FusedSumTo", "Reshape"],
+    "FusedSumTo Reshape",
     ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="0 1", keepdims=0>(mul)'],
   )
   assert list(optimized.graph.node[0].output) == ["s"]
@@ -87,11 +87,11 @@ def test_relu_and_bias_gradients():
   check(
     graph(
       "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)",
-      "float[N,3,M,8] dy, float[N,3,M,8] y",
+      "float[N,3,M,8] dy, y",
       "float[3] db, float[N,3,M,8] dx",
       "float zero = {0}, int64[3] axes = {0,2,3}",
     ),
-    ["FusedSumTo"],
+    "FusedSumTo",
     ["greater = Greater(x, 0)", "y = Where(greater, x2, 0)", 'y2 = SumTo<axes="0 2 3", keepdims=0>(y)'],
   )
 
@@ -100,11 +100,11 @@ def test_what_follows_a_result_is_drawn_in():
   check(
     graph(
         "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)  q = Mul(dx, z)",
-        "float[N,3,8] dy, float[N,3,8] y, float[N,3,8] z",
+        "float[N,3,8] dy, y, z",
         "float[3] db, float[N,3,8] q",
         "float zero = {0}, int64[2] axes = {0,2}",
     ),
-    ["FusedSumTo"],
+    "FusedSumTo",
     ["greater = Greater(x, 0)", "where = Where(greater, x2, 0)", 'y = SumTo<axes="0 2", keepdims=0>(where)',
      "y2 = Mul(where, x3)"],
   )  # fmt: skip
@@ -119,7 +119,7 @@ def test_sums_over_the_same_axes():
       "float[N] s, float[N,1] k, float[1,8] c",
       "int64[1] first = {0}, int64[1] last = {-1}",
     ),
-    ["FusedSumTo", "ReduceSum"],
+    "FusedSumTo ReduceSum",
     ['y = SumTo<axes="1", keepdims=0>(x)', 'y2 = SumTo<axes="1">(x)'],
   )
 
@@ -128,9 +128,9 @@ def test_over_all_axes():
   """A loss: no axes given."""
   for axes in ("", ", none"):
     check(
-      graph(f"d = Sub(x, t)  q = Mul(d, d)  y = ReduceSum<keepdims=0>(q{axes})", "float[N,8] x, float[N,8] t",
+      graph(f"d = Sub(x, t)  q = Mul(d, d)  y = ReduceSum<keepdims=0>(q{axes})", "float[N,8] x, t",
             "float y", "int64[0] none = {}"),
-      ["FusedSumTo"],
+      "FusedSumTo",
       ["sub = Sub(x, x2)", "mul = Mul(sub, sub)", 'y = SumTo<axes="0 1", keepdims=0>(mul)'],
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ def test_a_cast_around_the_sum():
   check(
     "g (float16[N,8] x, float16[8] b) => (float16[N] y) <int64[1] axes = {1}> "
     "{ t = Add(x, b)  u = Cast<to=1>(t)  s = ReduceSum<keepdims=0>(u, axes)  y = Cast<to=10>(s) }",
-    ["FusedSumTo"],
+    "FusedSumTo",
     ["add = Add(x, bias)", "cast = Cast<to=float>(add)", 'sumto = SumTo<axes="1", keepdims=0>(cast)',
      "y = Cast<to=float16>(sumto)"],
   )  # fmt: skip
@@ -161,14 +161,14 @@ def test_a_constant_before_its_slope(opset, keepdims, number):
     ),
     opset,
   )
-  run_same(original, FUSE_SUM_TO, into=["FusedSumTo"])
+  run_same(original, FUSE_SUM_TO, into="FusedSumTo")
 
 
 def test_a_comparison_sees_what_the_model_rounds():
   check(
-    "g (float16[N,8] x, float16[8] b) => (float16[8] y) <int64[1] axes = {0}, float16 zero = {0}> "
+    "g (float16[N,8] x, float16[8] b) => (y) <int64[1] axes = {0}, float16 zero = {0}> "
     "{ t = Mul(x, b)  p = Greater(t, zero)  u = Where(p, x, zero)  y = ReduceSum<keepdims=0>(u, axes) }",
-    ["FusedSumTo"],
+    "FusedSumTo",
     ["mul = Mul(x, scale)", "cast = Cast<to=float16>(mul)", "greater = Greater(cast, 0)",
      "where = Where(greater, x, 0)", 'y = SumTo<axes="0", keepdims=0>(where)'],
   )  # fmt: skip
@@ -176,8 +176,8 @@ def test_a_comparison_sees_what_the_model_rounds():
 
 def test_in_a_body():
   text = """g (float[N,8] x, bool c) => (float[N] y) { y = If(c) <
-      then_branch = a () => (float[N] t) { p = Mul(x, x)  t = ReduceSum<keepdims=0, axes=[1]>(p) },
-      else_branch = b () => (float[N] e) { q = Exp(x)  e = ReduceSum<keepdims=0, axes=[1]>(q) }> }"""
+      then () => (float[N] t) { p = Mul(x, x)  t = ReduceSum<keepdims=0, axes=[1]>(p) },
+      else () => (float[N] e) { q = Exp(x)  e = ReduceSum<keepdims=0, axes=[1]>(q) }> }"""
   run_same(model(text, 12), FUSE_SUM_TO, changes=2)
 
 
@@ -200,7 +200,7 @@ def test_it_runs_before_other_pointwise_operators_are_fused():
 
 def test_changes_may_be_limited():
   original = graph(f"{GRADIENT}  dx = ReduceSum(g)", "float[N,8] dout, float[8] w", "float[1,1] dx")
-  for limit, ops in ((0, ["Sub", "Mul", "ReduceSum"]), (1, ["Sub", "FusedSumTo"]), (2, ["FusedSumTo"])):
+  for limit, ops in ((0, "Sub Mul ReduceSum"), (1, "Sub FusedSumTo"), (2, "FusedSumTo")):
     run_pass(original, FUSE_SUM_TO, limit=limit, into=ops, changes=limit)
 
 
@@ -246,7 +246,7 @@ def test_an_intermediate_that_is_a_graph_output_is_kept():
   optimized = check(
     graph("p = Mul(x, b)  y = ReduceSum(p, axes)", "float[N,8] x, float[8] b", "float[1,8] y, float[N,8] p",
           "int64[1] axes = {0}"),
-    ["FusedSumTo"],
+    "FusedSumTo",
     ["y = Mul(x, scale)", 'y2 = SumTo<axes="0">(y)'],
   )  # fmt: skip
   assert list(optimized.graph.node[0].output) == ["p", "y"]
@@ -256,7 +256,7 @@ def test_a_smaller_value_that_something_else_needs_is_computed_once():
   check(
     graph("a = Exp(w)  p = Mul(x, a)  y = ReduceSum(p, axes)  z = Softmax(a)", "float[N,8] x, float[8] w",
           "float[1,8] y, float[8] z", "int64[1] axes = {0}"),
-    ["Exp", "FusedSumTo", "Softmax"],
+    "Exp FusedSumTo Softmax",
     ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
   )  # fmt: skip
 
@@ -264,7 +264,7 @@ def test_a_smaller_value_that_something_else_needs_is_computed_once():
 def test_an_expensive_smaller_value_is_computed_once():
   nodes = "t = Tan(w)  a = Exp(t)  p = Mul(x, a)  y = ReduceSum(p, axes)"
   original = graph(nodes, "float[100000,256] x, float[256] w", "float[1,256] y", "int64[1] axes = {0}")
-  _, result = run_pass(original, FUSE_SUM_TO, into=["Tan", "Exp", "FusedSumTo"])
+  _, result = run_pass(original, FUSE_SUM_TO, into="Tan Exp FusedSumTo")
   assert any("'a' is computed apart: computing it again" in reason for reason in reasons(result))
 
 
@@ -273,7 +273,7 @@ def test_no_cycle():
   optimized = check(
     graph("p = Mul(x, b)  y = ReduceSum(p, axes)  s = Softmax(y)  q = Mul(x, s)", "float[N,8] x, float[8] b",
           "float[N,8] q", "int64[1] axes = {0}"),
-    ["FusedSumTo", "Softmax", "Mul"],
+    "FusedSumTo Softmax Mul",
     ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
   )  # fmt: skip
   assert optimized.graph.node[0].output == ["y"]
@@ -284,7 +284,7 @@ def test_nothing_computes_with_the_sum():
   check(
     graph("p = Mul(x, b)  y = ReduceSum(p, axes)  z = Mul(y, b)", "float[1,8] x, float[8] b", "float[1,8] z",
           "int64[1] axes = {0}"),
-    ["FusedSumTo", "Mul"],
+    "FusedSumTo Mul",
     ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
   )  # fmt: skip
 
@@ -321,11 +321,11 @@ def test_two_fused_sums_of_other_shapes_stay_apart():
   """x [a,b,c] and o [a,1,c]: the sum of o is of a program with several inputs, too."""
   original = graph(
     "y = Mul(x, o)  s = ReduceSum(y, axes)  z = Mul(o, p)  u = ReduceSum(z, axes)",
-    "float[N,5,8] x, float[N,1,8] o, float[N,1,8] p",
-    "float[N,1,8] s, float[N,1,8] u",
+    "float[N,5,8] x, float[N,1,8] o, p",
+    "float[N,1,8] s, u",
     "int64[1] axes = {1}",
   )
-  run_same(original, FUSE_SUM_TO, into=["FusedSumTo", "FusedSumTo"])
+  run_same(original, FUSE_SUM_TO, into="FusedSumTo FusedSumTo")
 
 
 def test_an_old_opset_stays():
@@ -357,11 +357,11 @@ def gradients(dout, w):
 
 
 EXPORTED = {
-  "tensor_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
-  "one_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
-  "low_weight": (["FusedPointwise"], lambda x, y: [lerp(x, y, 0.25)]),
-  "high_weight": (["FusedPointwise"], lambda x, y: [lerp(x, y, 0.75)]),
-  "gradients": (["FusedSumTo", "Reshape"], gradients),
+  "tensor_weight": ("FusedPointwise", lambda x, y, w: [lerp(x, y, w)]),
+  "one_weight": ("FusedPointwise", lambda x, y, w: [lerp(x, y, w)]),
+  "low_weight": ("FusedPointwise", lambda x, y: [lerp(x, y, 0.25)]),
+  "high_weight": ("FusedPointwise", lambda x, y: [lerp(x, y, 0.75)]),
+  "gradients": ("FusedSumTo Reshape", gradients),
 }
 
 
@@ -371,7 +371,7 @@ def test_what_torch_exports_becomes_one(name, exporter, rng):
   ops, formula = EXPORTED[name]
   original = onnx.load(LERP / f"{name}_{exporter}.onnx")
   optimized, _ = optimize(original)
-  assert operators(optimized) == ops
+  assert operators(optimized) == ops.split()
   feeds = random_feeds(original, rng)
   for found in (run(original, feeds), run(restore(optimized), feeds)):
     for got, wanted in zip(found, formula(*feeds.values()), strict=True):

@@ -21,6 +21,11 @@ from pass_helpers import (
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
+def text_of(inputs, nodes, x="float[3,4]"):
+  """The nodes make y, which is like x, of x and the inputs."""
+  return f"g ({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
+
+
 def ours(model):
   """The type and attributes of every ortplugin node."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
@@ -37,17 +42,16 @@ def with_constants(original, **constants):
   return original
 
 
-ELEMENTS = "g (float[3,4] x, int64[2,4] i, float[2,4] u) => (float[3,4] y) { y = ScatterElements%s(x, i, u) }"
-TUPLES = "g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = ScatterND%s(x, i, u) }"
+ELEMENTS = text_of("int64[2,4] i, float[2,4] u", "y = ScatterElements%s(x, i, u)")
+TUPLES = text_of("int64[2,1] i, float[2,4] u", "y = ScatterND%s(x, i, u)")
 
 
 @parametrize("opset", [11, 13, 15, 16, 18, 20, 23])
 @parametrize("graph", [ELEMENTS, TUPLES])
 def test_plain(graph, opset):
-  optimized, result = run_same(model(graph % "", opset), FUSE_SCATTER)
+  optimized, _ = run_same(model(graph % "", opset), FUSE_SCATTER, changes=1)
   name = "ScatterND" if graph is TUPLES else "ScatterElements"
   assert ours(optimized) == [(name, {} if graph is TUPLES else {"axis": 0})]
-  assert len(result.changes) == 1
 
 
 @parametrize("reduction, since", [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
@@ -86,12 +90,11 @@ STAYS = {
     "the rank of 'x' is unknown",
   ),
   "indices of unknown rank": (
-    "g (float[3] x, int64[N] s, int64[R] t, float[k] u) => (float[3] y) { i = Reshape(s, t)  y = ScatterND(x, i, u) }",
+    text_of("int64[N] s, int64[R] t, float[k] u", "i = Reshape(s, t)  y = ScatterND(x, i, u)", "float[3]"),
     "the rank of 'i' is unknown",
   ),
   "updates of unknown rank": (
-    "g (float[3] x, int64[1,1] i, float[N] s, int64[R] t) => (float[3] y) "
-    "{ u = Reshape(s, t)  y = ScatterND(x, i, u) }",
+    text_of("int64[1,1] i, float[N] s, int64[R] t", "u = Reshape(s, t)  y = ScatterND(x, i, u)", "float[3]"),
     "the rank of 'u' is unknown",
   ),
 }
@@ -114,7 +117,7 @@ def test_scatter_before_it_was_renamed(opset, rng):
 
 def test_a_slice_in_an_opset_that_can_not_write_it_back_stays():
   original = with_constants(
-    model("g (float[3,4] x, float[1,4] u) => (float[3,4] y) { y = Scatter(x, i, u) }", 10, ir=4),
+    model(text_of("float[1,4] u", "y = Scatter(x, i, u)"), 10, ir=4),
     i=np.ones((1, 4), np.int64),
   )
   optimized, _ = run_same(original, UPDATE_SLICE, FUSE_SCATTER)
@@ -166,13 +169,11 @@ def test_unique_constants(case):
 
 RUN_TIME = {
   "NonZero": (
-    "g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) "
-    "{ n = NonZero(m)  i = Transpose<perm=[1,0]>(n)  y = ScatterND(x, i, u) }",
+    text_of("bool[3,4] m, float[N] u", "n = NonZero(m)  i = Transpose<1,0>(n)  y = ScatterND(x, i, u)"),
     1,
   ),
   "TopK along the axis": (
-    "g (float[3,4] x, float[3,2] u) => (float[3,4] y) { k = {2} "
-    "v, i = TopK(x, k)  y = ScatterElements<axis=1>(x, i, u) }",
+    text_of("float[3,2] u", "k = {2} v, i = TopK(x, k)  y = ScatterElements<axis=1>(x, i, u)"),
     1,
   ),
   "TopK along another axis": (
@@ -182,11 +183,11 @@ RUN_TIME = {
     0,
   ),
   "ArgMax": (
-    "g (float[3,4] x, float[3,1] u) => (float[3,4] y) { i = ArgMax<axis=1>(x)  y = ScatterElements<axis=1>(x, i, u) }",
+    text_of("float[3,1] u", "i = ArgMax<axis=1>(x)  y = ScatterElements<axis=1>(x, i, u)"),
     1,
   ),
   "ArgMax along another axis": (
-    "g (float[3,4] x, float[1,4] u) => (float[3,4] y) { i = ArgMax<axis=0>(x)  y = ScatterElements<axis=1>(x, i, u) }",
+    text_of("float[1,4] u", "i = ArgMax<axis=0>(x)  y = ScatterElements<axis=1>(x, i, u)"),
     0,
   ),
   "a Range": (
@@ -196,14 +197,14 @@ RUN_TIME = {
     1,
   ),
   "a Range from anywhere": (
-    """g (float[N,4] x, int64 z, int64 n, float[M,4] u) => (float[N,4] y) {
+    """g (float[N,4] x, int64 z, n, float[M,4] u) => (float[N,4] y) {
       o = int64 {1}  r = Range(z, n, o)
       a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction="add">(x, i, u) }""",
     0,
   ),
   "places of a condition": (
     """g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm=[1,0]>(n)  o = {1}  p = Squeeze(t, o)
+      n = NonZero(m)  t = Transpose<1,0>(n)  o = {1}  p = Squeeze(t, o)
       s = {-1,1}  c = Reshape(p, s)  f = Shape(c)
       w = {4}  z = {0}  h = Gather(f, z)
       e = Concat<axis=0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction="add">(x, i, u) }""",
@@ -211,7 +212,7 @@ RUN_TIME = {
   ),
   "places of a matrix's rows": (
     """g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm=[1,0]>(n)  z = {0}
+      n = NonZero(m)  t = Transpose<1,0>(n)  z = {0}
       o = {1}  c = Slice(t, z, o, o)  i = Reshape(c, d)
       y = ScatterND(x, i, u) }""",
     0,
@@ -224,10 +225,10 @@ RUN_TIME = {
   ),
   "an input": (TUPLES % "", 0),
   "one index": (
-    'g (float[3,4] x, int64[1,1] i, float[1,4] u) => (float[3,4] y) { y = ScatterND<reduction="add">(x, i, u) }',
+    text_of("int64[1,1] i, float[1,4] u", 'y = ScatterND<reduction="add">(x, i, u)'),
     1,
   ),
-  "one element": ("g (float[3,4] x, int64[2] i, float u) => (float[3,4] y) { y = ScatterND(x, i, u) }", 1),
+  "one element": (text_of("int64[2] i, float u", "y = ScatterND(x, i, u)"), 1),
 }
 
 
@@ -299,13 +300,13 @@ def test_rows_of_columns():
     rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3,2}
     e = Expand(i, s)  a = {-1}  columns = Unsqueeze(e, a)
     j = Concat<axis=-1>(rows, columns)  y = ScatterND(x, j, u) }"""
-  optimized, _ = run_same(original, FUSE_SCATTER, DEAD_NODES, into=["Reshape", "ScatterElements"])
+  optimized, _ = run_same(original, FUSE_SCATTER, DEAD_NODES, into="Reshape ScatterElements")
   assert ours(optimized)[0][1] == {"axis": 1}
 
 
 def test_pairs_that_belong_together_stay_tuples():
   """a[index, other] = v"""
-  original = """g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
+  original = """g (float[3,4,5] x, int64[2] i, k, float[2,5] u) => (float[3,4,5] y) {
     a = {-1}  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
     j = Concat<axis=-1>(b, c)  y = ScatterND(x, j, u) }"""
   optimized, _ = run_same(original, FUSE_SCATTER)
@@ -324,10 +325,10 @@ def test_dtypes(dtype):
 @parametrize(
   "text",
   [
-    "g (float[3,4] x, int64[0,1] i, float[0,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }",
+    text_of("int64[0,1] i, float[0,4] u", "y = ScatterND(x, i, u)"),
     "g (float[3,0] x, int64[2,1] i, float[2,0] u) => (float[3,0] y) { y = ScatterND(x, i, u) }",
-    "g (float[3] x, int64[1] i, float u) => (float[3] y) { y = ScatterND(x, i, u) }",
-    "g (float[3,4] x, int64[0,4] i, float[0,4] u) => (float[3,4] y) { y = ScatterElements(x, i, u) }",
+    text_of("int64[1] i, float u", "y = ScatterND(x, i, u)", "float[3]"),
+    text_of("int64[0,4] i, float[0,4] u", "y = ScatterElements(x, i, u)"),
   ],
 )
 def test_nothing_to_do(text):
@@ -348,8 +349,8 @@ def test_inside_bodies():
 def test_what_else_needs_the_data(op):
   """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
   i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
-  original = f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{
+  original = f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, a, z) {{
       a = Neg(x)  b = {op}(a, i, u)  w = {op}(x, i, u)  y = Add(b, w)
-      z = If(c) <then_branch = t () => (float[3,4] p) {{ p = Abs(b) }},
-                  else_branch = e () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}"""
+      z = If(c) <then () => (float[3,4] p) {{ p = Abs(b) }},
+                  else () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}"""
   run_same(original, FUSE_SCATTER, changes=3)

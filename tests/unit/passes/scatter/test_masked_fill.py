@@ -16,7 +16,7 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, MASKED_FILL
 
 COUNT = """m1 = {-1}  flat = Reshape(m, m1)  number = Cast<to=7>(flat)
   count = ReduceSum(number)"""
-PLACES = "places = NonZero(m)  i = Transpose<perm=[1,0]>(places)"
+PLACES = "places = NonZero(m)  i = Transpose<1,0>(places)"
 
 
 def fill(
@@ -74,7 +74,7 @@ def test_a_mask_over_the_first_axes():
       s = Concat<axis=0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
     18,
   )
-  run_same(original, MASKED_FILL, DEAD_NODES, into=["Unsqueeze", "Where"])
+  run_same(original, MASKED_FILL, DEAD_NODES, into="Unsqueeze Where")
 
 
 def test_a_mask_that_was_repeated():
@@ -85,7 +85,7 @@ def test_a_mask_that_was_repeated():
       v = float {{2.5}}  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )
-  run_same(original, MASKED_FILL, DEAD_NODES, into=["Where"])
+  run_same(original, MASKED_FILL, DEAD_NODES, into="Where")
 
 
 def test_a_value_at_run_time():
@@ -94,7 +94,7 @@ def test_a_value_at_run_time():
       u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )
-  run_same(original, MASKED_FILL, DEAD_NODES, into=["Where"])
+  run_same(original, MASKED_FILL, DEAD_NODES, into="Where")
 
 
 MISSES = {
@@ -138,4 +138,4 @@ def test_the_places_are_used_elsewhere_too():
       v = float {{2.5}}  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )
-  run_same(original, MASKED_FILL, DEAD_NODES, into=["NonZero", "Transpose", "Where"])
+  run_same(original, MASKED_FILL, DEAD_NODES, into="NonZero Transpose Where")

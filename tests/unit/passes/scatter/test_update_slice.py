@@ -2,7 +2,7 @@
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx_models import initializers
 from pass_helpers import (
   add_weights,
   assert_same_outputs,
@@ -22,6 +22,11 @@ from ortplugin.graph import import_model
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
+def text_of(inputs, nodes, x="float[3,4]"):
+  """The nodes make y, which is like x, of x and the inputs."""
+  return f"g ({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
+
+
 def scatter(
   indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17, attributes="", dtype=np.int64
 ):
@@ -31,15 +36,20 @@ def scatter(
   return made
 
 
+def elements(indices, axis=0, **given):
+  """y = ScatterElements(x, indices, u), as of `scatter`."""
+  return scatter(indices, op="ScatterElements", attributes=f"<axis={axis}>" if axis else "", **given)
+
+
 def slices(model):
   """axes, constant starts and steps of each UpdateSlice."""
-  given = {each.name: numpy_helper.to_array(each).tolist() for each in model.graph.initializer}
+  given = initializers(model)
   found = []
   for node in model.graph.node:
     if node.op_type == "UpdateSlice":
       attributes = {each.name: list(each.ints) for each in node.attribute}
       axes = attributes["axes"]
-      found.append((axes, given.get(node.input[2], []), attributes.get("steps", [1] * len(axes))))
+      found.append((axes, list(given.get(node.input[2], [])), attributes.get("steps", [1] * len(axes))))
   return found
 
 
@@ -60,19 +70,17 @@ CONSTANT = {
   "columns of all rows": (scatter(GRID, updates="float[3,2,5]"), ([1], [1], [1])),
   "columns of one row": (scatter([[[1, 1], [1, 2]]], updates="float[1,2,5]"), ([0, 1], [1, 1], [1, 1])),
   "columns of one row, flat": (scatter([[1, 1], [1, 2]], updates="float[2,5]"), ([0, 1], [1, 1], [1, 1])),
-  "ScatterElements, a row": (scatter(np.ones((1, 4, 5)), op="ScatterElements"), ([0], [1], [1])),
+  "ScatterElements, a row": (elements(np.ones((1, 4, 5))), ([0], [1], [1])),
   "ScatterElements, a column": (
-    scatter(np.full((3, 1, 5), 2), updates="float[3,1,5]", op="ScatterElements", attributes="<axis=1>"),
+    elements(np.full((3, 1, 5), 2), 1, updates="float[3,1,5]"),
     ([1], [2], [1]),
   ),
   "ScatterElements, a negative axis, int32": (
-    scatter(
-      np.full((3, 4, 1), -1), updates="float[3,4,1]", op="ScatterElements", attributes="<axis=-1>", dtype=np.int32
-    ),
+    elements(np.full((3, 4, 1), -1), -1, updates="float[3,4,1]", dtype=np.int32),
     ([2], [4], [1]),
   ),
   "ScatterElements, a part of each axis": (
-    scatter(np.broadcast_to([[[1]], [[2]]], (2, 3, 5)), updates="float[2,3,5]", op="ScatterElements"),
+    elements(np.broadcast_to([[[1]], [[2]]], (2, 3, 5)), updates="float[2,3,5]"),
     ([0, 1], [1, 0], [1, 1]),
   ),
   "reduction spelled out": (scatter([[1]], opset=18, attributes='<reduction="none">'), ([0], [1], [1])),
@@ -99,16 +107,14 @@ NO_SLICE = {
   "no progression": scatter([[0], [1], [3]], data="float[5,4]", updates="float[3,4]"),
   "a column of several rows, by pairs": scatter([[0, 1], [1, 2]], updates="float[2,5]"),
   "axes that change places": scatter(GRID[..., ::-1], data="float[4,4,5]", updates="float[3,2,5]"),
-  "ScatterElements that differs between columns": scatter(
-    [[0, 1], [1, 0]], data="float[2,2]", updates="float[2,2]", op="ScatterElements"
+  "ScatterElements that differs between columns": elements([[0, 1], [1, 0]], data="float[2,2]", updates="float[2,2]"),
+  "ScatterElements of one row, another place in each column": elements(
+    [[0, 1]], data="float[2,3]", updates="float[1,2]"
   ),
-  "ScatterElements of one row, another place in each column": scatter(
-    [[0, 1]], data="float[2,3]", updates="float[1,2]", op="ScatterElements"
+  "ScatterElements of one column, another place in each row": elements(
+    [[0], [1], [2]], 1, data="float[3,4]", updates="float[3,1]"
   ),
-  "ScatterElements of one column, another place in each row": scatter(
-    [[0], [1], [2]], data="float[3,4]", updates="float[3,1]", op="ScatterElements", attributes="<axis=1>"
-  ),
-  "ScatterElements of one row twice": scatter(np.ones((2, 4, 5)), updates="float[2,4,5]", op="ScatterElements"),
+  "ScatterElements of one row twice": elements(np.ones((2, 4, 5)), updates="float[2,4,5]"),
   "no index at all": scatter(np.zeros((0, 1)), updates="float[0,4,5]"),
   "a reduction": scatter([[1]], opset=18, attributes='<reduction="add">'),
   "around an end of unknown size": scatter([[-1], [0]], data="float[rows,M]", updates="float[2,M]"),
@@ -150,7 +156,7 @@ def test_a_constant_that_a_caller_may_override_stays():  # RELIABILITY 11
 
 def test_one_index_that_a_caller_may_override(rng):
   original = overridable(scatter([[1]]), [1, 1])
-  optimized, _ = run_pass(original, UPDATE_SLICE, into=["Reshape", "UpdateSlice"])
+  optimized, _ = run_pass(original, UPDATE_SLICE, into="Reshape UpdateSlice")
   feeds = random_feeds(original, rng)
   for given in ({}, {"i": np.array([[2]])}):
     expected = run(original, {**feeds, **given})[0]
@@ -158,16 +164,13 @@ def test_one_index_that_a_caller_may_override(rng):
 
 
 def test_indices_at_run_time_stay():
-  assert_unchanged(
-    "g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }", [UPDATE_SLICE]
-  )
+  assert_unchanged(text_of("int64[k,1] i, float[k,4] u", "y = ScatterND(x, i, u)"), [UPDATE_SLICE])
 
 
 def test_one_index_at_run_time(rng):
   """a[i] = v: a single index is a slice wherever it points; negative ones mean the same in both."""
-  original = model("""g (float[3,4] x, int64 i, float[1,4] u) => (float[3,4] y) {
-    s = {1,1}  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
-  optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES, into=["Reshape", "UpdateSlice"])
+  original = model(text_of("int64 i, float[1,4] u", "s = {1,1}  j = Reshape(i, s)  y = ScatterND(x, j, u)"))
+  optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES, into="Reshape UpdateSlice")
   feeds = random_feeds(original, rng)
   for index in (-3, -1, 0, 2):
     feeds["i"] = np.array(index)
@@ -187,9 +190,8 @@ def test_a_loop_of_assignments():
 
 
 def test_starts_of_int32():
-  original = """g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
-    s = {3,1}  e = Expand(i, s)  y = ScatterElements<axis=1>(x, e, u) }"""
-  run_same(original, UPDATE_SLICE, DEAD_NODES, into=["Cast", "Reshape", "UpdateSlice"])
+  original = text_of("int32 i, float[3,1] u", "s = {3,1}  e = Expand(i, s)  y = ScatterElements<axis=1>(x, e, u)")
+  run_same(original, UPDATE_SLICE, DEAD_NODES, into="Cast Reshape UpdateSlice")
 
 
 RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
@@ -239,11 +241,11 @@ def test_a_start_that_may_be_negative_stays():
   assert_unchanged(original, [UPDATE_SLICE], "may be negative, and its indices would go on at the other end")
 
 
-CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) => (float[1,2,8,4] y) {
+CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, end) => (float[1,2,8,4] y) {
   numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
   a = {-1}  i = Unsqueeze(s, a)
-  kt = Transpose<perm=[2,1,0,3]>(k)  ut = Transpose<perm=[2,1,0,3]>(u)
-  yt = ScatterND(kt, i, ut)  y = Transpose<perm=[2,1,0,3]>(yt) }"""
+  kt = Transpose<2,1,0,3>(k)  ut = Transpose<2,1,0,3>(u)
+  yt = ScatterND(kt, i, ut)  y = Transpose<2,1,0,3>(yt) }"""
 
 
 @parametrize("start, end, length", [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
@@ -259,7 +261,7 @@ def test_a_slice_of_numbers(start, end, length, rng):
 def test_an_index_that_is_stretched_along_its_axis_stays():
   """A vector of one element repeated k times writes one row k times, not k rows."""
   assert_unchanged(
-    """g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
+    """g (float[8,4] x, int64[1] pos, end, k, float[m,4] u) => (float[8,4] y) {
       numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
       e = Expand(s, k)  a = {-1}  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }""",
     [UPDATE_SLICE],
@@ -267,17 +269,17 @@ def test_an_index_that_is_stretched_along_its_axis_stays():
 
 
 USES = {
-  "used elsewhere": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) "
+  "used elsewhere": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, z) "
   "{ d = Neg(x)  y = ScatterND(d, i, u)  z = Abs(d) }",
-  "an output": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] d) { d = Neg(x)  y = ScatterND(d, i, u) }",
+  "an output": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, d) { d = Neg(x)  y = ScatterND(d, i, u) }",
   "an input": "g (float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
-  "also the updates": "g (float[1,4] d) => (float[1,4] y) { y = ScatterND(d, i, d) }",
-  "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) { d = Neg(x)
-      y = ScatterND(d, i, u)  z = If(c) <then_branch = a () => (float[3,4] t) { t = Abs(d) },
-                                         else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
+  "also the updates": "g (float[1,4] d) => (y) { y = ScatterND(d, i, d) }",
+  "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, z) { d = Neg(x)
+      y = ScatterND(d, i, u)  z = If(c) <then () => (float[3,4] t) { t = Abs(d) },
+                                         else () => (float[3,4] e) { e = Neg(d) }> }""",
   "in a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
-      y = If(c) <then_branch = a () => (float[3,4] t) { t = ScatterND(d, i, u) },
-                  else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
+      y = If(c) <then () => (float[3,4] t) { t = ScatterND(d, i, u) },
+                  else () => (float[3,4] e) { e = Neg(d) }> }""",
 }
 
 
@@ -295,7 +297,7 @@ def test_data_that_is_an_initializer(overridable, rng):
   add_weights(original, i=[[1]], d=rng.standard_normal((3, 4)).astype(np.float32))
   if overridable:
     original.graph.input.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [3, 4]))
-  optimized, _ = run_same(original, UPDATE_SLICE, into=["UpdateSlice"])
+  optimized, _ = run_same(original, UPDATE_SLICE, into="UpdateSlice")
   assert optimized.graph.initializer[1].name == "d" or "d" in [each.name for each in optimized.graph.initializer]
 
 
@@ -306,9 +308,7 @@ def test_data_without_elements():
 
 def test_the_result_has_a_known_shape():
   """Without it ONNX Runtime would not let the update work in place."""
-  original = model(
-    "g (float[N,4] x, float[1,4] u) => (float[N,4] y) { a = Neg(x)  b = ScatterND(a, i, u)  y = Neg(b) }"
-  )
+  original = model(text_of("float[1,4] u", "a = Neg(x)  b = ScatterND(a, i, u)  y = Neg(b)", "float[N,4]"))
   add_weights(original, i=[[0]])
   optimized, _ = run_pass(original, UPDATE_SLICE)
   found = {each.name: each for node in import_model(optimized).nodes for each in node.outputs}["b"]
@@ -317,8 +317,6 @@ def test_the_result_has_a_known_shape():
 
 
 def test_limit():
-  original = model(
-    "g (float[3,4] x, float[1,4] u) => (float[3,4] y) { a = ScatterND(x, i, u)  y = ScatterND(a, i, u) }"
-  )
+  original = model(text_of("float[1,4] u", "a = ScatterND(x, i, u)  y = ScatterND(a, i, u)"))
   add_weights(original, i=[[0]])
-  run_pass(original, UPDATE_SLICE, limit=1, into=["UpdateSlice", "ScatterND"], changes=1)
+  run_pass(original, UPDATE_SLICE, limit=1, into="UpdateSlice ScatterND", changes=1)

@@ -45,7 +45,7 @@ def test_a_function_of_that_name_stays():
 def test_constants_that_patterns_ask_for(precision):
   """The epsilon of a norm, as PyTorch's exporter writes it: cast like the value that it is added to."""
   original = model(
-    """g (float[4,64] x) => (float[4,64] y) <float[64] w = {WEIGHTS}> {
+    """g (float[4,64] x) => (y) <float[64] w = {WEIGHTS}> {
       m = ReduceMean<axes=[-1]>(x)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<axes=[-1]>(s)
       e = Constant<value_float=0.001>()  f = CastLike(e, v)  t = Add(v, f)  r = Sqrt(t)
       n = Div(d, r)  y = Mul(n, w) }""".replace("WEIGHTS", ", ".join(["0.5"] * 64))

@@ -27,7 +27,7 @@ def graph(nodes, near=NEAR, logs=LOGS, outputs=""):
   ],
 )
 def test_discarded(nodes):
-  _, result = run_same(graph(nodes), DISCARDED_ELEMENTS, FOLD_CONSTANTS, DEAD_NODES, into=["Add"])
+  _, result = run_same(graph(nodes), DISCARDED_ELEMENTS, FOLD_CONSTANTS, DEAD_NODES, into="Add")
   assert result.changes[0].rewrite == "discarded-elements"
 
 

@@ -34,8 +34,8 @@ ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
 )
 def test_folded(node):
   ordered = "  ".join(reversed([part.strip() for part in node.split("  ")]))
-  text = f"g (float[2,3] x) => (float[2,3] y) {ONE} {{ {ordered}  y = Add(x, f) }}"
-  optimized, result = run_same(text, FOLD_CONSTANTS, DEAD_NODES, into=["Add"])
+  text = f"g (float[2,3] x) => (y) {ONE} {{ {ordered}  y = Add(x, f) }}"
+  optimized, result = run_same(text, FOLD_CONSTANTS, DEAD_NODES, into="Add")
   assert [each.name for each in optimized.graph.initializer if each.name != "c"] == ["f_value"]
   assert result.near_misses == ()
 
@@ -46,15 +46,15 @@ def test_the_shape_arithmetic_of_a_reshape():
     three = Constant<value_int=3>()  m = Div(n, three)  z = Constant<value_ints=[0]>()
     a = Unsqueeze(m, z)  b = Constant<value_ints=[-1]>()  shape = Concat<axis=0>(a, b)
     y = Reshape(x, shape) }"""
-  optimized, _ = run_same(original, FOLD_CONSTANTS, DEAD_NODES, into=["Reshape"])
+  optimized, _ = run_same(original, FOLD_CONSTANTS, DEAD_NODES, into="Reshape")
   assert onnx.numpy_helper.to_array(optimized.graph.initializer[0]).tolist() == [2, -1]
 
 
 def test_inside_a_body_and_for_it():
-  original = f"""g (bool c0, float[2,3] x) => (float[2,3] y) {ONE} {{ f = Neg(c)
-      y = If(c0) <then_branch = then () => (float[2,3] t) {{ t = Add(x, f) }},
-                   else_branch = otherwise () => (float[2,3] e) {{ h = Abs(f)  e = Mul(h, f) }}> }}"""
-  run_same(original, FOLD_CONSTANTS, DEAD_NODES, into=["If"], changes=2)
+  original = f"""g (bool c0, float[2,3] x) => (y) {ONE} {{ f = Neg(c)
+      y = If(c0) <then () => (float[2,3] t) {{ t = Add(x, f) }},
+                   otherwise () => (float[2,3] e) {{ h = Abs(f)  e = Mul(h, f) }}> }}"""
+  run_same(original, FOLD_CONSTANTS, DEAD_NODES, into="If", changes=2)
 
 
 KEPT = {
@@ -77,7 +77,7 @@ KEPT = {
 
 @parametrize("what", KEPT)
 def test_kept(what):  # RELIABILITY 17, 20
-  text = f"g (float[2,3] x) => (float[2,3] y) {ONE} {{ {KEPT[what]}  y = Add(x, f) }}"
+  text = f"g (float[2,3] x) => (y) {ONE} {{ {KEPT[what]}  y = Add(x, f) }}"
   if "nan" in text:  # the parser has no NaN
     original = model(text.replace("{nan}", "{1.0}"))
     original.graph.node[0].attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.float32(np.nan)))
@@ -97,7 +97,7 @@ def of_constants(op, opset, *inputs, **attributes):
 
 
 def assert_folded(original):
-  optimized, _ = run_pass(original, FOLD_CONSTANTS, into=["Identity"])
+  optimized, _ = run_pass(original, FOLD_CONSTANTS, into="Identity")
   np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
 
 
@@ -118,22 +118,22 @@ def test_axes_that_unsqueeze_adds(x, axes, opset):
 
 RANGE = """g (float[2] x) => (float[A,2] y) {{ zero = Constant<value_int=0>()  one = Constant<value_int=1>()
     true = bool {{1}}
-    limit = If(true) <then_branch = a () => (int64[1] t) {{ p = Constant<value_ints=[{limit}]>()  t = Identity(p) }},
-                      else_branch = b () => (int64[1] e) {{ q = Constant<value_ints=[3]>()  e = Neg(q) }}>
+    limit = If(true) <then () => (int64[1] t) {{ p = Constant<value_ints=[{limit}]>()  t = Identity(p) }},
+                      else () => (int64[1] e) {{ q = Constant<value_ints=[3]>()  e = Neg(q) }}>
     r = Range(zero, limit, one)  f = Cast<to=1>(r)  minus = Constant<value_ints=[-1]>()  u = Unsqueeze(f, minus)
     y = Mul(u, x) }}"""
 
 
 def test_a_range_whose_limit_is_no_scalar():
   """ONNX Runtime takes a tensor [1] as it runs, but loads no Range of constants that are no scalars."""
-  optimized, _ = run_same(RANGE.format(limit=5), INLINE_IF, REMOVE_IDENTITIES, FOLD_CONSTANTS, DEAD_NODES, into=["Mul"])
+  optimized, _ = run_same(RANGE.format(limit=5), INLINE_IF, REMOVE_IDENTITIES, FOLD_CONSTANTS, DEAD_NODES, into="Mul")
   optimized, _ = run_pass(
     RANGE.format(limit=10**6),
     INLINE_IF,
     REMOVE_IDENTITIES,
     FOLD_CONSTANTS,
     DEAD_NODES,
-    into=["Range", "Cast", "Unsqueeze", "Mul"],
+    into="Range Cast Unsqueeze Mul",
   )
   (large,) = nodes_of(optimized, "Range")
   (limit,) = [each for each in optimized.graph.initializer if each.name == large.input[1]]
@@ -189,24 +189,24 @@ def test_elements_out_of_range_stay():
   assert_unchanged(of_constants("GatherElements", 13, ROWS, np.array([[5, 0, 0, 0]]), axis=0), [FOLD_CONSTANTS])
 
 
-MASK = """g (float[6,6] x) => (float[6,6] y) <int64[4,1] rows = {0,1,2,3}, int64[2,1] cols = {4,5}>
+MASK = """g (float[6,6] x) => (y) <int64[4,1] rows = {0,1,2,3}, int64[2,1] cols = {4,5}>
   { size = Constant<value_ints=[6,6]>()  zero = ConstantOfShape<value=float[1] {0.0}>(size)
      start = Constant<value_ints=[0]>()  end = Constant<value_ints=[-2]>()  part = Slice(zero, start, end)
      one = float {1.0}  two = Constant<value_ints=[2,4]>()  ones = Expand(one, two)
-     p = Transpose<perm=[1,0]>(part)  s = ScatterND(p, cols, ones)  q = Transpose<perm=[1,0]>(s)
+     p = Transpose<1,0>(part)  s = ScatterND(p, cols, ones)  q = Transpose<1,0>(s)
      mask = ScatterND(zero, rows, q)  y = Add(x, mask) }"""
 
 
 def test_the_mask_of_shifted_windows():
   """PyTorch's dynamo exporter writes mask[:-2, -2:] = 1 so; no scatter may become ours before it is a constant."""
-  run_same(model(MASK, opset=18), FOLD_CONSTANTS, UPDATE_SLICE, DEAD_NODES, into=["Add"])
+  run_same(model(MASK, opset=18), FOLD_CONSTANTS, UPDATE_SLICE, DEAD_NODES, into="Add")
 
 
 def test_a_slice_whose_data_turns_out_constant():
   original = model(MASK, opset=18)
   optimized, _ = run_pass(original, UPDATE_SLICE)
   assert operators(optimized).count("UpdateSlice") == 2
-  optimized, _ = run_same(original, FOLD_CONSTANTS, DEAD_NODES, start=optimized, into=["Add"])
+  optimized, _ = run_same(original, FOLD_CONSTANTS, DEAD_NODES, start=optimized, into="Add")
 
 
 def test_positions_that_are_projected_in_half_precision(rng):
@@ -216,7 +216,7 @@ def test_positions_that_are_projected_in_half_precision(rng):
   weights = {"p": (8, 4), "g": (4,), "w": (4, 6), "h": (4,)}
   arrays = {name: rng.standard_normal(shape) for name, shape in weights.items()}
   arrays["p"][3] = 7  # deviation 0
-  for dtype, kept in ((np.float16, ["Mul"]), (np.float32, ["LayerNormalization", "MatMul", "Add", "Mul"])):
+  for dtype, kept in ((np.float16, "Mul"), (np.float32, "LayerNormalization MatMul Add Mul")):
     made = model(text.replace("T[", f"{np.dtype(dtype).name.replace('32', '')}[").replace("Add(m, h)", "Add(m, b)"), 17)
     add_weights(made, **{name: array.astype(dtype) for name, array in arrays.items()}, b=np.ones(6, dtype))
     run_same(made, FOLD_CONSTANTS, DEAD_NODES, into=kept)
@@ -263,9 +263,7 @@ def test_an_overridable_constant_stays():  # RELIABILITY 11
 
 
 def test_a_graph_output_stays():  # RELIABILITY 12
-  assert_unchanged(
-    "g (float[2] x) => (float[2] y, float f) <float c = {1}> { f = Neg(c)  y = Add(x, f) }", [FOLD_CONSTANTS]
-  )
+  assert_unchanged("g (float[2] x) => (y, float f) <float c = {1}> { f = Neg(c)  y = Add(x, f) }", [FOLD_CONSTANTS])
 
 
 def test_strings_stay():  # RELIABILITY 20
@@ -294,7 +292,7 @@ HUGE = {
 
 @parametrize("what", HUGE)
 def test_a_tiny_file_that_asks_for_a_huge_tensor(what):  # RELIABILITY 43
-  original = f"g (float x) => (float y) {{ {HUGE[what]}  z = ReduceMax<keepdims=0>(f)  y = Add(x, z) }}"
+  original = f"g (float x) => (y) {{ {HUGE[what]}  z = ReduceMax<keepdims=0>(f)  y = Add(x, z) }}"
   tracemalloc.start()
   begin = time.process_time()
   assert_unchanged(original, [FOLD_CONSTANTS])
@@ -321,7 +319,7 @@ def test_a_transposed_weight_does_not_grow_the_model(rng):
   )
   del original.graph.input[1]
   add_weights(original, w=weight)
-  optimized, _ = run_same(original, FOLD_CONSTANTS, into=["MatMul"])
+  optimized, _ = run_same(original, FOLD_CONSTANTS, into="MatMul")
   assert len(optimized.graph.initializer) == 1
 
 

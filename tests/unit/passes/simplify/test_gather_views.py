@@ -29,7 +29,7 @@ CASES = {
 @parametrize("case", CASES)
 def test_views(case, dtype):
   op, indices, made = CASES[case]
-  run_same(graph(op, indices, made=made, dtype=dtype), GATHER_VIEWS, into=["Reshape"], changes=1)
+  run_same(graph(op, indices, made=made, dtype=dtype), GATHER_VIEWS, into="Reshape", changes=1)
 
 
 STAY = {

@@ -62,5 +62,4 @@ def test_a_beginning_that_comes_later_is_not_used():
 
 
 def test_up_to_the_limit_stays():
-  _, result = run_pass(concat(MOST_INPUTS), NARROW_CONCAT, into=["Concat"])
-  assert not result.changes
+  run_pass(concat(MOST_INPUTS), NARROW_CONCAT, into="Concat", changes=0)

@@ -86,6 +86,6 @@ def test_an_open_size():
   rows = {"i": [[0], [1]], "j": np.full((2, 1, 5), 2), "ax": [0], "st": [1]}
   parts = (SLICE, "q = ScatterElements<axis=1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]", "float[N,6,5]")
   original = nested(*parts, s=[0], e=[2], **rows)
-  run_same(original, *PASSES, into=["UpdateSlice"])
+  run_same(original, *PASSES, into="UpdateSlice")
   original = nested(*parts, s=[1], e=[3], **{**rows, "i": [[1], [2]]})
   assert operators(run_pass(original, *PASSES)[0]).count("UpdateSlice") == 2

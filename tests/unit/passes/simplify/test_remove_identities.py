@@ -19,7 +19,7 @@ START = "start = {0, 0}"
     "b = Cast<to=1>(a)",
     "shape = {-1,4}  b = Reshape(a, shape)",
     "shape = {1,4}  b = Expand(a, shape)",
-    "b = Transpose<perm=[0,1]>(a)",
+    "b = Transpose<0,1>(a)",
     'pads = {0,0,0,0}  b = Pad<mode="reflect">(a, pads)',
     f"{START}  end = {{3,9}}  b = Slice(a, start, end)",
     "v = {0}  w = {4}  axis = {1}  step = {1}  b = Slice(a, v, w, axis, step)",
@@ -31,8 +31,8 @@ START = "start = {0, 0}"
   ],
 )
 def test_removed(node):
-  original = f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"
-  run_same(original, REMOVE_IDENTITIES, into=["Sin", "Neg"], changes=1)
+  original = f"g (float[3,4] x) => (y) {{ a = Sin(x)  {node}  y = Neg(b) }}"
+  run_same(original, REMOVE_IDENTITIES, into="Sin Neg", changes=1)
 
 
 WIDER = {
@@ -44,8 +44,8 @@ WIDER = {
   "uint8": ["float16", "bfloat16", "int32", "uint64"],
   "int8": ["float", "float16", "int16"],
 }
-READ_IN_A_BODY = """y = If(c) <then_branch = then () => ({0}[N] t) {{ t = Identity(b) }},
-    else_branch = otherwise () => ({0}[N] e) {{ e = Identity(b) }}>"""
+READ_IN_A_BODY = """y = If(c) <then () => ({0}[N] t) {{ t = Identity(b) }},
+    otherwise () => ({0}[N] e) {{ e = Identity(b) }}>"""
 
 
 @parametrize("dtype, wide", [(dtype, wide) for dtype, each in WIDER.items() for wide in each])
@@ -53,10 +53,10 @@ READ_IN_A_BODY = """y = If(c) <then_branch = then () => ({0}[N] t) {{ t = Identi
 def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
   """ONNX Runtime takes both out, too, but not for readers in bodies, which then find no value."""
   to = {name: int(onnx.TensorProto.DataType.Value(name.upper())) for name in (dtype, wide)}
-  original = f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
+  original = f"""g (bool c, {dtype}[N] x) => (y) {{
     v = Cast<to={to[wide]}>(x)  {between}  b = Cast<to={to[dtype]}>({"w" if between else "v"})
     {READ_IN_A_BODY.format(dtype)} }}"""
-  optimized, _ = run_pass(original, REMOVE_IDENTITIES, DEAD_NODES, into=["If"])
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES, DEAD_NODES, into="If")
   if dtype != "bfloat16":  # of which ONNX Runtime takes no NumPy array
     feeds = random_feeds(optimized, rng)
     assert np.array_equal(run(optimized, feeds)[0], feeds["x"])
@@ -64,22 +64,22 @@ def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
 
 @parametrize("end", ["y = Sqrt(b)", "y = Identity(b)"])
 def test_a_wider_form_stays_for_others(end):
-  original = f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
+  original = f"""g (float16[N] i) => (y, float[N] z) {{
     x = Abs(i)  v = Cast<to=1>(x)  z = Neg(v)  b = Cast<to=10>(v)  {end} }}"""
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
 def test_a_slice_to_the_end_of_an_unknown_length():
-  original = """g (float[N,M] x) => (float[N,M] y) { v = {0}
+  original = """g (float[N,M] x) => (y) { v = {0}
     w = {9223372036854775807}  b = Slice(x, v, w, v)  y = Neg(b) }"""
-  run_same(original, REMOVE_IDENTITIES, into=["Neg"])
+  run_same(original, REMOVE_IDENTITIES, into="Neg")
 
 
 ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1] one = {{1}}> {{
   v = {{0}}  end = {{9223372036854775807}}
-  rows = Slice(x, v, end)  a = Transpose<perm=[1,0]>(rows)  t = Transpose<perm=[1,0]>(u)
-  b = ScatterND(a, one, t)  c = Transpose<perm=[1,0]>(b)
+  rows = Slice(x, v, end)  a = Transpose<1,0>(rows)  t = Transpose<1,0>(u)
+  b = ScatterND(a, one, t)  c = Transpose<1,0>(b)
   n = Shape(x)  length = Gather(n, zero)  i = Range(zero, length, step)  column = Unsqueeze(i, minus)
   zero = int64 {{0}}  step = int64 {{1}}
   minus = {{-1}}  y = ScatterND(x, column, c) }}"""
@@ -93,14 +93,14 @@ def test_an_update_of_all_rows(rows):
   original.graph.ClearField("node")
   original.graph.node.extend(sorted(nodes, key=lambda node: node.op_type != "Constant"))
   first = run_pass(original, REMOVE_IDENTITIES, UPDATE_SLICE, SCATTER_TRANSPOSE)[0]
-  run_same(original, REMOVE_IDENTITIES, DEAD_NODES, start=first, into=["UpdateSlice"])
+  run_same(original, REMOVE_IDENTITIES, DEAD_NODES, start=first, into="UpdateSlice")
 
 
 def test_an_update_of_all_by_constants_stays():
   """ONNX Runtime captures no model in a CUDA graph that has a constant output."""
-  text = """g (float[1] x) => (float[1] y) <int64[1,1] i = {0}, float[1] u = {3}> {
+  text = """g (float[1] x) => (y) <int64[1,1] i = {0}, float[1] u = {3}> {
     a = Sin(x)  b = ScatterND(a, i, u)  y = Neg(b) }"""
-  made, _ = run_pass(text, UPDATE_SLICE, into=["Sin", "UpdateSlice", "Neg"])
+  made, _ = run_pass(text, UPDATE_SLICE, into="Sin UpdateSlice Neg")
   assert_unchanged(made, [REMOVE_IDENTITIES])
 
 
@@ -111,22 +111,22 @@ def test_a_slice_of_attributes(start):
 
 
 def test_a_graph_output_keeps_its_name():
-  original = "g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }"
-  optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "Cos"])
+  original = "g (float[N] x) => (y, z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }"
+  optimized, _ = run_same(original, REMOVE_IDENTITIES, into="Sin Cos")
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
 def test_what_a_body_reads_is_followed():  # RELIABILITY 10
-  original = """g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
-      y = If(c) <then_branch = then () => (float[N] t) { t = Neg(b) },
-                  else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }"""
-  optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "If"])
+  original = """g (bool c, float[N] x) => (y) { a = Sin(x)  b = Identity(a)
+      y = If(c) <then () => (float[N] t) { t = Neg(b) },
+                  otherwise () => (float[N] e) { e = Identity(b) }> }"""
+  optimized, _ = run_same(original, REMOVE_IDENTITIES, into="Sin If")
   assert operators(optimized.graph.node[1].attribute[1].g) == ["Identity"]  # a body's output is not the outer value
 
 
 def test_of_a_constant():
-  original = "g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }"
-  run_same(original, REMOVE_IDENTITIES, into=["Mul"])
+  original = "g (float[N] x) => (y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }"
+  run_same(original, REMOVE_IDENTITIES, into="Mul")
 
 
 @parametrize(
@@ -137,7 +137,7 @@ def test_of_a_constant():
   ],
 )
 def test_an_identity_between_fixed_names_stays(nodes):
-  outputs = "float[N] y, float[N] z" if "z =" in nodes else "float[N] y"
+  outputs = "float[N] y, z" if "z =" in nodes else "float[N] y"
   optimized, _ = run_same(f"g (float[N] x) => ({outputs}) {{ {nodes} }}", REMOVE_IDENTITIES)
   assert "Identity" in operators(optimized)
 
@@ -172,7 +172,7 @@ def test_kept(node):
 
 def test_training_dropout_stays():  # RELIABILITY 20
   assert_unchanged(
-    """g (float[N] x) => (float[N] y) { r = float {0.5}
+    """g (float[N] x) => (y) { r = float {0.5}
       t = bool {1}  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }""",
     [REMOVE_IDENTITIES],
   )
@@ -180,7 +180,7 @@ def test_training_dropout_stays():  # RELIABILITY 20
 
 def test_a_mask_in_use_keeps_the_dropout():  # RELIABILITY 14
   assert_unchanged(
-    "g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }",
+    "g (float[N] x) => (y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }",
     [REMOVE_IDENTITIES],
   )
 
@@ -195,7 +195,7 @@ def test_an_overridable_training_mode_stays():  # RELIABILITY 11
     a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }""", [REMOVE_IDENTITIES])  # fmt: skip
 
 
-@parametrize("ceil, left", [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
+@parametrize("ceil, left", [(1, "AveragePool Reshape Neg"), (0, "AveragePool Neg")])
 def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil, left):
   """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
   original = f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1,1,1}}> {{

@@ -5,17 +5,17 @@ from pass_helpers import assert_unchanged, model, parametrize, parsed, run_same
 from ortplugin.optimizer.pipeline import SUM_TO_ADD
 
 
-@parametrize("nodes, ops", [("y = Sum(x, z)", ["Add"]), ("y = Sum(z)", ["Identity"])])
+@parametrize("nodes, ops", [("y = Sum(x, z)", "Add"), ("y = Sum(z)", "Identity")])
 @parametrize("opset", [8, 13, 17])
 def test_renamed(nodes, ops, opset):
-  original = model(f"g (float[1,3] x, float[4,3] z) => (float[4,3] y) {{ {nodes} }}", opset)
+  original = model(f"g (float[1,3] x, float[4,3] z) => (y) {{ {nodes} }}", opset)
   _, result = run_same(original, SUM_TO_ADD, into=ops)
   assert result.changes[0].nodes == ("'y' (Sum)",)
 
 
 def test_more_stay():
   """In float16 a Sum of three may round once."""
-  assert_unchanged("g (float[3] x, float[3] z) => (float[3] y) { y = Sum(x, z, x) }", [SUM_TO_ADD])
+  assert_unchanged("g (float[3] x, z) => (y) { y = Sum(x, z, x) }", [SUM_TO_ADD])
 
 
 def test_no_elements_stay():
@@ -24,10 +24,10 @@ def test_no_elements_stay():
 
 
 def test_where_an_add_does_not_broadcast_as_numpy_does_it_stays():
-  assert_unchanged(model("g (float[3] x, float[3] z) => (float[3] y) { y = Sum(x, z) }", 6), [SUM_TO_ADD])
+  assert_unchanged(model("g (float[3] x, z) => (y) { y = Sum(x, z) }", 6), [SUM_TO_ADD])
 
 
 def test_a_function_of_that_name_stays():
-  assert_unchanged(parsed("""g (float[3] x, float[3] z) => (float[3] y) { y = local.Sum(x, z) }
+  assert_unchanged(parsed("""g (float[3] x, z) => (y) { y = local.Sum(x, z) }
     <domain: "local", opset_import: ["" : 17]> Sum (a, b) => (c) { c = Mul(a, b) }""",
         domains=["local"]), [SUM_TO_ADD])  # fmt: skip
