@@ -73,10 +73,20 @@ FlashWgmmaConfig ConfigureFlashWgmma(const AttentionProblem& problem, const cuda
   if (size > 128) return {2, has_extras ? 48 : 80, 2, 1, 1, true};
   if (size > 64) return {2, 128, 2, 2, 1, true};
   // Three warpgroups share keys and values, where these are many and each block has work; one alone, of which a
-  // multiprocessor has two or three, has smaller tiles to divide.
-  constexpr FlashWgmmaConfig kTall{3, 128, 2, 2, 1, true}, kPair{1, 128, 2, 1, 2, true}, kTriple{1, 64, 3, 1, 3, true};
-  if (!has_extras && problem.keys >= 1024 && Tiles(problem, kTall) >= device.multiprocessors) return kTall;
-  return Tiles(problem, kPair) <= int64_t{2} * device.multiprocessors ? kPair : kTriple;
+  // multiprocessor has two or three, has smaller tiles to divide. In between are two, of whole tiles of 128 queries, or
+  // with half of the keys twice on a multiprocessor. What is best where is measured (attention.py, H100, 2026-11-26).
+  constexpr FlashWgmmaConfig kTall{3, 128, 2, 2, 1, true}, kPair{1, 128, 2, 1, 2, true}, kTriple{1, 64, 3, 1, 3, true},
+    kDouble{2, 64, 3, 2, 2, true}, kWhole{2, 128, 2, 2, 1, true};
+  const bool is_causal = problem.causal != AttentionProblem::Causal::kNone;
+  const bool is_narrow = std::max(problem.head_size, problem.value_size) <= 32;
+  const bool is_crowded = Tiles(problem, kDouble) >= int64_t{4} * device.multiprocessors;
+  const int64_t many = is_causal ? (is_narrow ? 2048 : 1400) : is_narrow || !is_crowded ? 1024 : 257;
+  if (!has_extras && problem.keys >= many && Tiles(problem, kTall) >= device.multiprocessors) return kTall;
+  if (Tiles(problem, kPair) <= int64_t{2} * device.multiprocessors) return kPair;
+  if (has_extras || !is_crowded) return kTriple;
+  if (is_narrow) return kDouble;
+  if (problem.keys <= 256 && RoundUp(problem.queries, int64_t{128}) - problem.queries <= 32) return kWhole;
+  return is_causal ? kTriple : kDouble;
 }
 
 std::string FlashWgmmaSource(const AttentionProblem& problem, const FlashWgmmaConfig& config) {

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "ortplugin/device/wgmma.h"
+#include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/runtime/cudnn/cudnn.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
@@ -132,6 +133,11 @@ bool IsConv1x1Fast(const Program& program, const Contraction& problem, const cud
   const bool has_many_tiles = tiles >= limits.conv_1x1_many_tiles * device.multiprocessors;
   if (patch > 1 && problem.channels > limits.conv_1x1_many_channels && !has_many_tiles) return false;
   if (problem.filters < limits.conv_1x1_least_filters && HasManyTiles(problem, device)) return false;
+  // Each block of filters reads X. Where filters divide into many narrow ones alone gemm is faster: 10 us in place of
+  // 17 for 25,088 rows of 96 channels and 288 filters.
+  if (ConfigureConv1x1(program, problem, device).block_n == kLine && problem.filters > 3 * kLine &&
+    FitsGemm(program, problem, device) && IsGemmFast(program, problem, device))
+    return false;
   const int64_t multiply_adds = problem.channels * problem.filters,
                 elements = problem.channels + patch * problem.filters;
   if (multiply_adds <= limits.conv_1x1_low_intensity * elements)

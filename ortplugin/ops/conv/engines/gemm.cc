@@ -1,6 +1,7 @@
 #include "ortplugin/ops/conv/engines/gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <limits>
@@ -18,6 +19,7 @@ constexpr int kColumns = 32;  // of a warp's rows that pass through shared memor
 constexpr int kPitch = kColumns + 8;
 constexpr int64_t kStaticShared = 256;  // barriers
 constexpr int kMostStages = 10;
+constexpr int kBand = 16;  // tiles of columns after which blocks go on to the next rows, of twice as many and more
 constexpr int kMostCluster = 8;  // that every GPU with clusters takes
 // A product with its norm may take so many microseconds more than alone, and so many times as long, and must keep half
 // of the multiprocessors busy. On an H100 (2026-11-26) BERT-base of 8x128 tokens is 7% faster so, by products of 1.28
@@ -25,21 +27,24 @@ constexpr int kMostCluster = 8;  // that every GPU with clusters takes
 constexpr double kNormCost = 3.5, kNormFactor = 1.3;
 
 // Tiles of a kind, and what they cost on an H200 in microseconds. Of a tile of n columns the MMAs of 128 bytes of
-// channels take step + step_n * n, and what else there is to it takes rest + rest_n * n; a launch comes once. Fitted to
-// 37 products of 256 to 25,088 rows in fp16 (2026-11-25), of which the model's choice took 1.2% longer than the best on
-// average, 16% at most, and to 27 of 8 to 25,088 rows in TF32 (2026-11-26), there 1.7% and 27% (of 8 rows).
+// channels take step + step_n * n, and what else there is to it takes rest + rest_n * n; a launch comes once. Where all
+// multiprocessors are busy each MMA takes crowd_n * n longer, and turn_n * n is what a tile's program takes from the
+// MMAs of the other warpgroup. Fitted to 37 products of 256 to 25,088 rows in fp16 (2026-11-25; those of two
+// warpgroups to 13 on an H100, 2026-11-26, of which the choice takes 15% longer than the best at most), and to 27 of 8
+// to 25,088 rows in TF32 (2026-11-26), of which it took 1.7% longer on average, 27% at most (of 8 rows).
 struct TileKind {
   int consumers, bytes_k;  // of a copy's channels
   bool take_turns;
   int least_n, most_n;  // in steps of 16
   double launch, step, step_n, rest, rest_n;
+  double crowd_n = 0, turn_n = 0;
 };
 constexpr int kStepN = 16;
 constexpr TileKind kHalfTiles[] = {
   {1, 256, false, 64, 128, 1.30, -0.008, 0.00195, 1.01, 0.0037},
   {1, 128, false, 144, 192, 0.60, 0.055, 0.00109, 0.49, 0.0150},
-  {2, 128, false, 96, 256, 1.15, -0.115, 0.00394, 1.94, 0.0023},
-  {2, 128, true, 96, 160, 0.30, 0.082, 0.00276, 0.77, 0.0245},
+  {2, 128, false, 96, 256, 1.40, 0.038, 0.00200, 0.39, 0.0101, 0.0004},
+  {2, 128, true, 96, 160, 0.00, 0.061, 0.00205, 1.39, 0.0000, 0, 0.0105},
 };
 constexpr TileKind kFloatTiles[] = {
   {1, 256, false, 64, 128, -1.433, 0.2089, -0.00032, -1.457, 0.04717},
@@ -74,11 +79,15 @@ double Cost(const Contraction& problem, const TileKind& kind, int tile_n, const 
   // What else a copy holds are the next group's channels, of which 0 times infinity would be NaN.
   const int64_t bytes = problem.group_channels() * Size(problem);
   if (problem.groups > 1 && bytes % kind.bytes_k != 0) return kNever;
-  const int64_t tiles = DivideUp(
-    Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n), int64_t{device.multiprocessors});  // of a block
+  const auto all = static_cast<double>(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n));
+  const auto tiles = static_cast<int64_t>(std::ceil(all / device.multiprocessors));  // of a block
+  if (kind.take_turns && tiles == 1) return kNever;  // nobody to take turns with
   // One warpgroup with wide tiles waits for its program between them.
   if (kind.consumers == 1 && tile_n > 128 && tiles > 1) return kNever;
-  const double mmas = static_cast<double>(DivideUp(bytes, 128)) * (kind.step + kind.step_n * tile_n);
+  const double busy = std::min(1.0, all / device.multiprocessors);
+  const double mmas =
+    static_cast<double>(DivideUp(bytes, 128)) * (kind.step + (kind.step_n + kind.crowd_n * busy) * tile_n) +
+    kind.turn_n * busy * tile_n;
   const double rest = kind.rest + kind.rest_n * tile_n;
   const auto count = static_cast<double>(tiles);
   if (!kind.take_turns) return kind.launch + count * (mmas + rest);
@@ -258,6 +267,7 @@ std::string GemmSource(
        << "#define TAKE_TURNS " << config.take_turns << "\n"
        << "#define M_TILES " << (config.take_turns ? 2 : 1) << "\n"
        << "#define ROWS_FIRST " << config.rows_first << "\n"
+       << "#define BAND " << kBand << "\n"
        << "#define COLUMNS " << kColumns << "\n"
        << "#define AHEAD " << ChunksAhead(program, problem, config, tail != nullptr) << "\n"
        << "#define VECTOR " << Vector(problem) << "\n"

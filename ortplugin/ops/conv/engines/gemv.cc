@@ -25,7 +25,11 @@ bool FitsGemv(const Program& program, const Contraction& problem, const cuda::De
 
 bool IsGemvFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
   // Of one image each weight is read once and used once, so that nothing is left to gain but where it is read.
-  return problem.batch == 1 || FindTarget(device) != nullptr;
+  if (problem.batch == 1) return true;
+  const MeasuredGpu* const target = FindTarget(device);
+  const bool on_tensor_cores = problem.dtype() != DType::kFloat || problem.allow_tf32;
+  return target != nullptr &&
+    (!on_tensor_cores || problem.batch * problem.channels * problem.filters <= target->limits.gemv_fast_multiply_adds);
 }
 
 GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -41,6 +45,11 @@ GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, con
     warps(2 * best.rows) >= LimitsNear(device).gemv_rows_least_warps * device.multiprocessors)
     best.rows *= 2;
   best.threads = 128;
+  // Several warps share a long row, where that leaves work for all: each has less to wait for.
+  constexpr int64_t kFewSteps = 4, kWarps = 16;
+  while (best.lanes >= 32 && best.lanes < best.threads && problem.channels > kFewSteps * best.lanes * best.vector &&
+    warps(best.rows) < kWarps * device.multiprocessors)
+    best.lanes *= 2;
   return best;
 }
 

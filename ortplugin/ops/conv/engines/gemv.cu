@@ -2,14 +2,15 @@
 //
 // Before this text comes what engine.h says.
 //
-// LANES threads side by side share a row of the weights and ROWS rows of x. Each sums its part; then they exchange sums
-// until each of ROWS threads has a whole one.
+// LANES threads side by side share a row of the weights and ROWS rows of x. Each sums its part; then those of a warp
+// exchange sums until each of ROWS threads has a whole one, and the first of several warps adds up theirs.
 
 #define STEP (LANES * VECTOR)
 #define STEPS ((CHANNELS + STEP - 1) / STEP)
 #define AHEAD (STEPS < 8 ? STEPS : 8)  // steps whose weights are loaded at once
 #define X_AHEAD (AHEAD < 16 / ROWS ? AHEAD : 16 / ROWS)  // steps whose rows of x are
-#define THREADS_OF_ROW (LANES / ROWS)
+#define WARPS_OF_ROW ((LANES + 31) / 32)
+#define THREADS_OF_ROW (LANES / WARPS_OF_ROW / ROWS)  // of a warp
 
 extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
   const int batch = (int)a.batch, lane = threadIdx.x % LANES;
@@ -30,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
   if (CONSTANT_WEIGHTS) grid_dependency_wait();
   // The thread that ends with a sum reads what it meets now: behind the sums its latency would follow theirs.
   const int n = first + lane / THREADS_OF_ROW;
-  const bool writes = lane % THREADS_OF_ROW == 0 && n < batch;
+  const bool writes = lane < LANES / WARPS_OF_ROW && lane % THREADS_OF_ROW == 0 && n < batch;
   TileOperands<1> shared_operands;
   PixelOperands<1> operands;
   if (writes) {
@@ -77,6 +78,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
 #pragma unroll
   for (int bit = THREADS_OF_ROW / 2; bit > 0; bit /= 2) sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], bit);
 
+#if WARPS_OF_ROW > 1
+  __shared__ float of_warps[THREADS / 32][ROWS];
+  const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / THREADS_OF_ROW;
+  if (lane >= 32 && lane % THREADS_OF_ROW == 0) of_warps[warp][row] = sums[0];
+  __syncthreads();
+  if (writes)
+#pragma unroll
+    for (int other = 1; other < WARPS_OF_ROW; ++other) sums[0] += of_warps[warp + other][row];
+#endif
   if (!writes) return;
   Results<1> results;
   apply(shared_operands, operands, 0, sums[0], results);

@@ -8,7 +8,7 @@ namespace ortplugin {
 
 struct GemvConfig {
   int vector;  // channels of an access
-  int lanes;  // threads that share an output's sum: a power of two, at most 32
+  int lanes;  // threads that share an output's sum: a power of two, at most the block's
   int rows;  // of X for each weight that is read: a power of two, at most lanes
   int threads;  // of a block
 };

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "ortplugin/device/wgmma.h"
+#include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
 #include "ortplugin/target/target.h"
@@ -81,13 +82,17 @@ bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::
   return !problem.x_channels_first && !problem.y_channels_first;
 }
 
-bool IsSplitKFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsSplitKFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
   const SplitKConfig config = ConfigureSplitK(problem, device);
   if (Blocks(problem, config) > device.multiprocessors) return false;
   const bool is_product = problem.rows().out * problem.columns().out == 1;
+  if (is_product && problem.batch <= limits.split_k_short_rows &&
+    problem.channels * Size(problem) <= limits.split_k_short_sum && FitsGemm(program, problem, device) &&
+    IsGemmFast(program, problem, device))
+    return false;
   if (is_product && problem.batch <= limits.split_k_few_rows)
     return problem.dtype() != DType::kFloat || limits.matmul_tf32_pays != 0;
   if (problem.dtype() == DType::kFloat) return false;
