@@ -27,9 +27,9 @@ bool IsGemvFast(const Program&, const Contraction& problem, const cuda::DeviceFa
   // Of one image each weight is read once and used once, so that nothing is left to gain but where it is read.
   if (problem.batch == 1) return true;
   const MeasuredGpu* const target = FindTarget(device);
-  const bool on_tensor_cores = problem.dtype() != DType::kFloat || problem.allow_tf32;
   return target != nullptr &&
-    (!on_tensor_cores || problem.batch * problem.channels * problem.filters <= target->limits.gemv_fast_multiply_adds);
+    (problem.dtype() == DType::kFloat ||
+      problem.batch * problem.channels * problem.filters <= target->limits.gemv_fast_multiply_adds);
 }
 
 GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {

@@ -89,7 +89,7 @@ bool IsSplitKFast(const Program& program, const Contraction& problem, const cuda
   const SplitKConfig config = ConfigureSplitK(problem, device);
   if (Blocks(problem, config) > device.multiprocessors) return false;
   const bool is_product = problem.rows().out * problem.columns().out == 1;
-  if (is_product && problem.batch <= limits.split_k_short_rows &&
+  if (is_product && problem.dtype() != DType::kFloat && problem.batch <= limits.split_k_short_rows &&
     problem.channels * Size(problem) <= limits.split_k_short_sum && FitsGemm(program, problem, device) &&
     IsGemmFast(program, problem, device))
     return false;
