@@ -101,6 +101,9 @@ LARGE = [
     ("down", RESIDUAL_RELU, (2, 128, 3072), 768),
     ("one token", RESIDUAL_RELU, (1, 1, 768), 2304),
     ("few tokens", SEVERAL, (16, 1, 768), 768),
+    ("one long token", RESIDUAL_RELU, (1, 1, 3072), 768),
+    ("two long tokens", SEVERAL, (2, 1, 2048), 512),
+    ("few long tokens", SEVERAL, (6, 1, 1500), 77),
     ("odd head", BARE, (1, 64, 768), 5003),
   )
   for dtype in ("float16", "bfloat16", "float")
@@ -114,6 +117,7 @@ LARGE += [
                      ("two results", (300, 64), 72))
   for dtype in ("float16", "bfloat16", "float")
 ]  # fmt: skip
+LARGE.append(made("wide: bands of columns", BARE, "float16", (5200, 32), 5200, constant=True))
 LARGE += [transposed(case) for case in LARGE]
 large = {case.name: case for case in LARGE}
 

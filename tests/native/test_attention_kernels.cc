@@ -6,6 +6,7 @@
 
 #include "ortplugin/ops/attention/engines/decode.h"
 #include "ortplugin/ops/attention/engines/engine.h"
+#include "ortplugin/ops/attention/engines/flash.h"
 #include "ortplugin/ops/attention/engines/simt.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
@@ -107,6 +108,9 @@ void AddPast(std::vector<Case>& cases) {
 
 // Many keys, with all that an engine for these has beside masks, for few blocks and for many.
 void AddLong(std::vector<Case>& cases) {
+  for (const auto& [keys, size] : {std::pair{256, 64}, {197, 64}, {197, 32}, {512, 64}})
+    cases.push_back({"many heads of " + std::to_string(size) + ", " + std::to_string(keys) + " keys",
+      Standard(DType::kFloat16, {64, 24, 24, keys, keys, size, size}), true});
   for (const int64_t head_size : {8, 40, 64, 80, 96, 128, 192, 256})
     for (const int64_t heads : {1, 64}) {
       const DType dtype = head_size == 64 ? DType::kBFloat16 : head_size == 96 ? DType::kFloat : DType::kFloat16;
@@ -188,6 +192,19 @@ void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, cons
   }
 }
 
+// Groups of warps divide the keys where warps are few, and there are tiles for each of them.
+void TestGroups(const cuda::DeviceFacts& gpu) {
+  AttentionProblem llama = Standard(DType::kFloat16, {1, 16, 4, 256, 256, 64, 64});
+  llama.rotary = AttentionProblem::Rotary::kHalf;
+  AttentionProblem t5 = Standard(DType::kFloat16, {8, 8, 8, 128, 128, 64, 64});
+  t5.has_mask = true;
+  const AttentionProblem bert = Standard(DType::kFloat16, {1, 12, 12, 128, 128, 64, 64}),
+                         many = Standard(DType::kFloat16, {64, 12, 12, 256, 256, 64, 64});
+  const FlashConfig of_llama = ConfigureFlash(llama, gpu);
+  CHECK(of_llama.groups == 4 && of_llama.warps == 2 && ConfigureFlash(t5, gpu).groups == 2);
+  CHECK(ConfigureFlash(bert, gpu).groups == 1 && ConfigureFlash(many, gpu).groups == 1);
+}
+
 // Views of all layouts, and masks, are what tests/ort/test_attention.py runs.
 void TestViews() {
   // Strides beyond 2^31; sizes whose product nobody has.
@@ -228,6 +245,7 @@ int main(int argc, char** argv) {
       if (test_case.name == argument) std::cout << MakeAttention(test_case.problem, true, test::H200()).source;
     return argument.empty() ? test::AskForArchitecture("test_attention_kernels") : 0;
   }
+  TestGroups(test::H200());
   TestViews();
   TestLimits();
   const cuda::DeviceFacts& gpu = test::DeviceOf(argument);

@@ -92,7 +92,10 @@ std::vector<Case> Cases() {
     cases.push_back({ProgramOf(dtype), Square(dtype, batch, 1, channels, filters, 1, 1, 1)});
   };
   vectors(kHalf, 1, 24, 96);
-  vectors(kHalf, 8, 1280, 1000);
+  vectors(kHalf, 8, 1280, 200);
+  vectors(kHalf, 1, 3072, 768);  // long ones, of which several warps have a part
+  vectors(kBrain, 2, 2048, 512);
+  vectors(kFloat, 6, 5000, 77);
   vectors(kBrain, 8, 1152, 48);
   vectors(kFloat, 3, 130, 77);
   for (Case& test_case : cases) test_case.problem.constant_weights = test_case.problem.batch == 8;

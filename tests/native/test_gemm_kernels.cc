@@ -28,6 +28,7 @@ Contraction Product(DType dtype, int64_t rows, int64_t channels, int64_t filters
 std::vector<ConvCase> Cases() {
   std::vector<ConvCase> cases;
   // So that every tile configuration is one's.
+  cases.push_back({kRelu, Product(kHalf, 16384, 1024, 5632)});  // in bands of columns
   for (const int64_t rows : {1, 128, 256, 1024, 1576, 12608})
     for (const auto& [channels, filters] : {std::pair{768, 2304}, {768, 768}, {3072, 768}}) {
       for (const DType dtype : {kHalf, kFloat}) {
@@ -176,6 +177,14 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   };
   CHECK(entry(Product(kHalf, 1024, 768, 3072), true) == "gemm");
   CHECK(entry(Product(kFloat, 1024, 12, 3072), false) == "gemm");
+  // Few rows: gemv for as many weights as it reads in the time of a tile, split_k where sums are long.
+  CHECK(entry(Product(kHalf, 2, 768, 768), true) == "gemv" && entry(Product(kHalf, 4, 768, 2304), true) == "gemm");
+  CHECK(entry(Product(kHalf, 4, 3072, 768), true) == "split_k" && entry(Product(kHalf, 64, 768, 768), true) == "gemm");
+  CHECK(
+    entry(Product(kHalf, 25088, 96, 288), true) == "gemm" && entry(Product(kHalf, 25088, 96, 384), true) == "conv_1x1");
+  // Two warpgroups share wide tiles where sums are long, and take turns only where each has tiles.
+  CHECK(ConfigureGemm(Product(kHalf, 4096, 3072, 768), device).tile_n == 192);
+  CHECK(!ConfigureGemm(Product(kHalf, 1576, 768, 768), device).take_turns);
   CHECK(entry(SquareConv(kHalf, false, 64, 14, 1024, 512, 1, 1, 0, 14), true) == "library");
   CHECK(entry(SquareConv(kHalf, false, 8, 14, 1024, 512, 1, 1, 0, 14), true) == "gemm");
 
