@@ -117,6 +117,12 @@ def rng(request):
   return np.random.default_rng(zlib.crc32(request.node.name.encode()))
 
 
+@pytest.fixture
+def patch(monkeypatch):
+  """Sets an attribute, until the test ends."""
+  return monkeypatch.setattr
+
+
 @pytest.fixture(scope="session")
 def library():
   """The path of libortplugin.so. A test that needs it fails without it."""

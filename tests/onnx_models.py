@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortplugin.graph import import_model
 from ortplugin.model.annotate import annotate
 
-parametrize = pytest.mark.parametrize
+parametrize, one_in = pytest.mark.parametrize, pytest.mark.one_in
 
 _CONSTANT = re.compile(r"(^|(?<=[\]{})>]))(\s*\w+ = )([a-z]+\d*(?:\[[^\]]*\])? \{[^{}]*\})")
 _VECTOR = re.compile(r"(^|(?<=[{})>]))(\s*\w+ = )(\{[-0-9, ]+\})")
@@ -100,9 +100,27 @@ def annotated(model):
   return graph
 
 
+def serialized(model):
+  """Its bytes, which it may be already."""
+  return model if isinstance(model, bytes) else model.SerializeToString()
+
+
 def computed(model, feeds):
   """The outputs in ONNX Runtime on the CPU, without the library."""
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 4
-  data = model if isinstance(model, bytes) else model.SerializeToString()
-  return list(onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, dict(feeds)))
+  session = onnxruntime.InferenceSession(serialized(model), options, providers=["CPUExecutionProvider"])
+  return list(session.run(None, dict(feeds)))
+
+
+def ones(*shape):
+  return np.ones(shape, np.float32)
+
+
+def zeros(*shape):
+  return np.zeros(shape, np.float32)
+
+
+def raises(error, words):
+  """A block does, with these words, a regular expression, in the message."""
+  return pytest.raises(error, match=words)

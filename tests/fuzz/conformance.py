@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.helper import make_node
 
 from .generate import Case
 from .worker import Worker
@@ -123,7 +124,7 @@ def sandwiched(model, feeds):
     element = value.type.tensor_type.elem_type
     value.CopyFrom(helper.make_tensor_value_info(f"{name}/outer", element, array.shape[::-1]))
     feeds[f"{name}/outer"] = np.ascontiguousarray(feeds.pop(name).T)
-    before.append(helper.make_node("Transpose", [f"{name}/outer"], [f"{name}/turned"], perm=perm))
+    before.append(make_node("Transpose", [f"{name}/outer"], [f"{name}/turned"], perm=perm))
     before += _casts(f"{name}/turned", name, element)
   for value in graph.output:
     tensor = value.type.tensor_type
@@ -137,9 +138,9 @@ def sandwiched(model, feeds):
         for index, each in enumerate(field):
           field[index] = f"{name}/inner" if each == name else each
     perm = list(range(rank - 1, -1, -1))
-    after.append(helper.make_node("Transpose", [f"{name}/inner"], [f"{name}/first"], perm=perm))
+    after.append(make_node("Transpose", [f"{name}/inner"], [f"{name}/first"], perm=perm))
     after += _casts(f"{name}/first", f"{name}/second", tensor.elem_type)
-    after.append(helper.make_node("Transpose", [f"{name}/second"], [name], perm=perm))
+    after.append(make_node("Transpose", [f"{name}/second"], [name], perm=perm))
   _keep(graph.node, [*before, *inner, *after])
   if all(each.domain not in ("", "ai.onnx") for each in model.opset_import):
     model.opset_import.append(helper.make_opsetid("", 17))
@@ -150,10 +151,10 @@ def sandwiched(model, feeds):
 def _casts(name, made, element):
   wide = TensorProto.FLOAT if element == TensorProto.DOUBLE else TensorProto.DOUBLE
   if element == TensorProto.DOUBLE:
-    return [helper.make_node("Identity", [name], [made])]  # float would round it
+    return [make_node("Identity", [name], [made])]  # float would round it
   return [
-    helper.make_node("Cast", [name], [f"{made}/wide"], to=wide),
-    helper.make_node("Cast", [f"{made}/wide"], [made], to=element),
+    make_node("Cast", [name], [f"{made}/wide"], to=wide),
+    make_node("Cast", [f"{made}/wide"], [made], to=element),
   ]
 
 

@@ -41,6 +41,7 @@ def make_session(model, plugin=True, optimize=False, providers=None):
   options.enable_cpu_mem_arena = False
   if plugin:
     ortplugin.register(options)
+  model = model if isinstance(model, bytes) else model.SerializeToString()
   return onnxruntime.InferenceSession(model, options, providers=providers or ["CPUExecutionProvider"])
 
 
@@ -95,7 +96,7 @@ def _session_of(nodes, types, outputs, opset, functions=()):
   model = helper.make_model(graph, opset_imports=imports(opset), ir_version=ir_version(opset), functions=functions)
   plugin = any(node.domain == OURS for node in nodes)
   try:
-    return make_session(model.SerializeToString(), plugin)
+    return make_session(model, plugin)
   except Exception as error:  # ONNX Runtime's own classes have no common base
     raise UnfitError(str(error)) from error
 

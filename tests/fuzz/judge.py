@@ -258,7 +258,7 @@ def _status_by_default(case, reference):
   """How the original fails with ONNX Runtime's own optimizations; "" if it does not."""
   model = emulated(case.model) if case.dtype == "bf16" else case.model
   try:
-    run(make_session(model.SerializeToString(), optimize=True), case.narrowed(reference.feeds))
+    run(make_session(model, optimize=True), case.narrowed(reference.feeds))
   except Exception as error:  # ONNX Runtime's own classes have no common base
     return status(error)
   return ""

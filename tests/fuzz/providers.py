@@ -35,8 +35,8 @@ class Provider:
     """A session of a model. UnfitError where this provider can't have one for a reason of its own."""
     form = in_double(model)
     if form is not model:
-      make_session(emulated(model).SerializeToString(), optimize=optimize)
-    return make_session(emulated(form).SerializeToString(), optimize=optimize)
+      make_session(emulated(model), optimize=optimize)
+    return make_session(emulated(form), optimize=optimize)
 
   def run(self, session, feeds):
     """The outputs by name, as NumPy arrays."""

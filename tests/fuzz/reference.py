@@ -74,14 +74,14 @@ class Reference:
       if words := lethal.of_model(self.case.oracle, self.feeds):
         raise UnfitError(words)
       if self._oracle is not self.case.oracle:
-        run(make_session(self.case.oracle.SerializeToString()), self.feeds, self.names)
-      self._wanted = run(make_session(self._oracle.SerializeToString()), self.feeds, self.names)
+        run(make_session(self.case.oracle), self.feeds, self.names)
+      self._wanted = run(make_session(self._oracle), self.feeds, self.names)
     return self._wanted
 
   def narrow(self):
     """The outputs of the model itself where the oracle is another."""
     model = emulated(self.case.model) if self.case.dtype == "bf16" else self.case.model
-    return run(make_session(model.SerializeToString()), self.case.narrowed(self.feeds), self.names)
+    return run(make_session(model), self.case.narrowed(self.feeds), self.names)
 
   def feeds_of(self, made):
     """The feeds in the dtypes that the optimized model takes."""
@@ -149,17 +149,15 @@ class Reference:
     return [{name: np.asarray(array, self.wanted[name].dtype) for name, array in found.items()}]
 
   def _in_precision(self):
-    return self.in_precision(
-      lambda model, feeds: run(make_session(emulated(model).SerializeToString()), feeds, self.names)
-    )
+    return self.in_precision(lambda model, feeds: run(make_session(emulated(model)), feeds, self.names))
 
   def _in_double(self):
     form = through_double(self._oracle)
-    return [] if form is None else [run(make_session(form.SerializeToString()), self.feeds, self.names)]
+    return [] if form is None else [run(make_session(form), self.feeds, self.names)]
 
   def _signed(self):
     forms = [zeros.signed(self._oracle, negative) for negative in (False, True)]
-    return [run(make_session(each.SerializeToString()), self.feeds, self.names) for each in forms if each]
+    return [run(make_session(each), self.feeds, self.names) for each in forms if each]
 
   def _widened(self):
     """In double throughout: a sum that is 0, say, and then no truth value, need not be 0 in float32."""

@@ -61,7 +61,7 @@ def values_of(case, feeds=None):
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name and name not in known)
     known.update(node.output)
   try:
-    found = run(make_session(model.SerializeToString()), case.feeds[0] if feeds is None else feeds)
+    found = run(make_session(model), case.feeds[0] if feeds is None else feeds)
   except Exception:  # ONNX Runtime's own classes have no common base
     return None
   return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from onnx_models import parametrize, parsed
+from onnx_models import one_in, parametrize, parsed
 
 import ortplugin
 from fuzz.confirm import BY_OPTIMIZATIONS
@@ -51,7 +50,7 @@ def test_what_only_the_optimized_model_does_is_a_finding():
   assert (found.kind, found.message) == ("run", "there is no such kernel")
 
 
-@pytest.mark.one_in(2)
+@one_in(2)
 @parametrize(
   "faults, reason",
   [
@@ -73,7 +72,7 @@ def test_what_the_original_does_is_unfit_with_a_reason(faults, reason):
   assert verdict.message.startswith(reason), verdict
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 @parametrize("fault", ["off", "stale", "fails", "dies"])
 def test_what_onnx_runtimes_own_optimizations_do(fault):
   verdict = ask(f"ortplugin:fused/{fault}")
@@ -99,14 +98,14 @@ def test_what_the_original_has_wrong_without_them():
   assert finding_of(ask("ortplugin:off:z,CumSum:bare/off:y")).kind == "values"
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 def test_what_the_original_does_in_the_precision_asked_for():
   wrong = "ortplugin:off:z,Sigmoid:half/off:z"
   assert ask(wrong, precision="fp16").what == "same"
   assert finding_of(ask(wrong)).kind == finding_of(ask("ortplugin:off:z", precision="fp16")).kind == "values"
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 @parametrize("faults, kind", [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
 def test_what_ours_do_in_the_original_is_a_finding(faults, kind):
   """It is asked without them."""
@@ -154,7 +153,7 @@ def test_what_does_not_happen_again_is_counted():
   assert verdict.message.endswith(", and then right in 12 runs on the stand-in"), verdict
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 def test_an_original_that_is_not_captured_is_asked_without_a_graph():
   assert finding_of(ask("graph,Exp:open,ortplugin:off")).kind == "values"
   told = ask("graph,Exp:open,ortplugin:graph/off")
@@ -166,7 +165,7 @@ def test_an_original_that_is_not_captured_is_asked_without_a_graph():
   assert finding_of(ask("graph,ortplugin:open,ortplugin:off")).kind == "values"
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 def test_the_smallest_case_is_a_finding_of_ours_still():
   """Models of less than three nodes are not right here as they are: no finding is made as small as that."""
   worker = Worker("ortplugin:off:z,3:off", module="fuzz.faulty_worker")

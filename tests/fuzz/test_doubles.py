@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import onnx
-from onnx_models import parametrize, parsed
+from numpy.testing import assert_allclose, assert_array_equal
+from onnx_models import parametrize, parsed, zeros
 
 from fuzz.doubles import in_double, through_double
 from fuzz.evaluate import make_session, run
@@ -55,18 +56,18 @@ def test_the_form_is_exact_where_onnx_runtime_is_not(name):
     wanted = WANTED[name](X)
   model = model_of(NODES[name])
   got = {
-    form: run(make_session(each.SerializeToString()), {"x": X})["y"]
+    form: run(make_session(each), {"x": X})["y"]
     for form, each in (("as it is", model), ("in double", in_double(model)))
   }
-  np.testing.assert_allclose(got["in double"], wanted, rtol=1e-14, atol=1e-15)
+  assert_allclose(got["in double"], wanted, rtol=1e-14, atol=1e-15)
   assert np.max(np.abs(got["as it is"][:-3] - wanted[:-3])) > 1e-9  # else the form is no longer needed
 
 
 def test_sigmoid_far_below_zero():
   model, x = model_of("y = Sigmoid(x)"), np.array([-40.0, -100.0])
-  got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, in_double(model))]
-  np.testing.assert_array_equal(got[0], 0)  # else the form is no longer needed
-  np.testing.assert_allclose(got[1], np.exp(x), rtol=1e-14)
+  got = [run(make_session(each), {"x": x})["y"] for each in (model, in_double(model))]
+  assert_array_equal(got[0], 0)  # else the form is no longer needed
+  assert_allclose(got[1], np.exp(x), rtol=1e-14)
 
 
 def test_what_stays():
@@ -75,8 +76,8 @@ def test_what_stays():
   body = model_of(
     "t = bool {1} y = If(t) <then () => (double[n] z) { z = Shrink(x) }, else () => (double[n] z) { z = Neg(x) }>"
   )
-  got = run(make_session(in_double(body).SerializeToString()), {"x": X})["y"]
-  np.testing.assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
+  got = run(make_session(in_double(body)), {"x": X})["y"]
+  assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
 
 
 def judge(original, optimized, monkeypatch, x=X[:-3]):
@@ -99,7 +100,7 @@ def test_what_does_not_load_as_it_is(library, monkeypatch):
   broken = model_of("a = Sigmoid(x) y = Mul(a, x)")
   broken.graph.node[0].op_type = "HardSwish"
   assert in_double(broken) is not broken
-  run(make_session(in_double(broken).SerializeToString()), {"x": X})
+  run(make_session(in_double(broken)), {"x": X})
   monkeypatch.setattr(f"{__name__}.model_of", lambda each, dtype: {"original": model, "optimized": broken}[each])
   finding = judge("original", "optimized", monkeypatch).finding
   assert finding.kind == "load"
@@ -151,8 +152,8 @@ def test_small_values_of_float32(library, name, monkeypatch):
   x = np.linspace(*RANGES[name], 30).astype(np.float32)
   model, form = model_of(f"y = {node}", "float"), through_double(model_of(f"y = {node}", "float"))
   right = wanted(x.astype(np.float64))
-  got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, form)]
-  np.testing.assert_allclose(got[1], right, rtol=1e-6)
+  got = [run(make_session(each), {"x": x})["y"] for each in (model, form)]
+  assert_allclose(got[1], right, rtol=1e-6)
   assert np.max(np.abs(got[0] / right - 1)) > 1e-3
   for factor, what in ((1, "same"), (1.5, "finding")):
     program = f"(float a) => (float b) {{ s = {ours} b = Mul(s, {factor}) }}".replace('"', '\\"')
@@ -169,7 +170,7 @@ def test_a_comparison_with_what_it_was_made_of(library):
     10,
   )
   x = np.linspace(-1e-4, 0, 100).astype(np.float32)
-  assert not run(make_session(model.SerializeToString()), {"x": x})["y"].all()
+  assert not run(make_session(model), {"x": x})["y"].all()
   case = case_of(model, {"x": x}, only=["lone-pointwise"])
   verdict = Judge().judge(case)
   assert verdict.what == "same", verdict
@@ -187,13 +188,13 @@ def test_small_values_in_a_body_s_own_names():
         t, y = Scan <num_scan_inputs=1, body = b (float[2] a, c) => (d, e) {
             d = Add(a, c)  e = Sigmoid(d) }> (s, x) }""", 12, 7)  # fmt: skip
   form = through_double(model)
-  feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}
-  np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"][0], np.exp([-64, -20]), 1e-6)
+  feeds = {"s": zeros(2), "x": np.float32([[-64, -20]])}
+  assert_allclose(run(make_session(form), feeds)["y"][0], np.exp([-64, -20]), 1e-6)
 
 
 def test_small_values_in_a_local_function():
   text = """<ir_version: 9, opset_import: ["": 18, "local": 1]> g (float[2] x) => (float[2] y) { y = local.F(x) }
         <domain: "local", opset_import: ["": 18]> F (a) => (c) { b = Neg(a)  c = Sigmoid(b) }"""
   form = through_double(onnx.parser.parse_model(text))
-  feeds = {"x": np.array([64, 20], np.float32)}
-  np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"], np.exp([-64, -20]), 1e-6)
+  feeds = {"x": np.float32([64, 20])}
+  assert_allclose(run(make_session(form), feeds)["y"], np.exp([-64, -20]), 1e-6)

@@ -1,8 +1,7 @@
 """What is not finite behind a convolution on a GPU, or under a mask of attention, is not compared; all else is."""
 
 import numpy as np
-import pytest
-from onnx_models import parametrize, parsed
+from onnx_models import one_in, parametrize, parsed
 
 import ortplugin
 from fuzz.corpus import corpus, from_text
@@ -47,7 +46,7 @@ def problem(model, first, when_finite=True, **changes):
 
   `when_finite`: they do so on any input, not only on those that are infinite or NaN.
   """
-  feeds = {"x": np.array([first, 1, 2, 3, -1, -2, -3, 0.5], np.float32).reshape(1, 2, 2, 2)}
+  feeds = {"x": np.float32([first, 1, 2, 3, -1, -2, -3, 0.5]).reshape(1, 2, 2, 2)}
   case = case_of(model, feeds)
   reference = Reference(case, feeds)
   got = {name: np.array(value) for name, value in reference.wanted.items()}
@@ -75,7 +74,7 @@ def test_other_operators_have_nothing_open():
   assert problem(NORM, np.nan, e5=np.nan) is not None
 
 
-@pytest.mark.one_in(3)
+@one_in(3)
 @parametrize("first", [np.inf, np.nan])
 @parametrize("model", [CLIPPED, ROOTED])
 def test_what_an_operator_made_finite_is_judged_on_finite_inputs(library, model, first):
@@ -99,7 +98,7 @@ class Changed(Provider):
     return {"h": h}
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 @parametrize("restored", [False, True])
 def test_what_a_mask_makes_of_an_infinite_score_is_open(library, restored):
   case = from_text(corpus()["infinite-score-under-a-filled-mask"])

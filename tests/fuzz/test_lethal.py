@@ -2,8 +2,7 @@
 
 import numpy as np
 import onnx.parser
-import pytest
-from onnx_models import add_weights, op_types, parametrize, parsed
+from onnx_models import add_weights, ones, op_types, parametrize, parsed, raises
 
 import ortplugin
 from fuzz import lethal
@@ -52,7 +51,7 @@ def test_nodes(library, name, shape, dies):
   attributes = {"hidden_size": 1} if "hidden" in NODES[name][0] else {}
   inputs = [x, w, w] if attributes else [x, w]
   if dies:
-    with pytest.raises(UnfitError, match="ONNX Runtime dies of"):
+    with raises(UnfitError, "ONNX Runtime dies of"):
       Evaluator().node(op, "", inputs, 1, attributes, 17)
   else:
     assert Evaluator().node(op, "", inputs, 1, attributes, 17)[0].ndim > 3
@@ -83,18 +82,18 @@ def test_what_is_empty_beside_it_does_not_count(library, x, other, words):
 def test_a_shape_that_is_not_known_may_be_what_it_dies_of():
   model = parsed("""g (float[S,A,1] x, bool[A] c) => (float[?,?,?,?] y) <float[1,4,1] w = {1,2,3,4}> {
         b = Compress<axis=1>(x, c)  y = LSTM<hidden_size=1>(b, w, w) }""")
-  assert lethal.of_model(model, {"x": np.ones((0, 2, 1), np.float32), "c": np.zeros(2, np.bool_)})
+  assert lethal.of_model(model, {"x": ones(0, 2, 1), "c": np.zeros(2, np.bool_)})
 
 
 def test_no_pixels_in_half(library):
-  shapes, ones = ((1, 1, 1, 0), (0, 1, 1, 1), (1, 1, 1, 1)), np.ones(1, np.float16)
+  shapes, one = ((1, 1, 1, 0), (0, 1, 1, 1), (1, 1, 1, 1)), np.ones(1, np.float16)
   for shape in shapes:
-    inputs = [np.ones(shape, np.float16), ones, ones]
+    inputs = [np.ones(shape, np.float16), one, one]
     assert bool(lethal.of_node("InstanceNormalization", inputs)) == (shape == shapes[0])
     assert not lethal.of_node("InstanceNormalization", [each.astype(np.float32) for each in inputs])
   model = parsed("g (float[N,C,P] x) => (y) <float[1] s = {1}> { y = InstanceNormalization(x, s, s) }")
-  assert lethal.of_model(model, {"x": np.ones((1, 1, 0), np.float32)})
-  assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
+  assert lethal.of_model(model, {"x": ones(1, 1, 0)})
+  assert not lethal.of_model(model, {"x": ones(1, 1, 1)})
 
 
 def test_regions_of_no_pixels():
@@ -131,7 +130,7 @@ def test_what_the_result_in_half_dies_of(library, perm, rotates, first):
   model = parsed(f"""g (float[2,2,2] x) => (float[2,2,1] y) <float[2,1] w = {{1,2}}>
         {{ a = {first}(x)  t = Transpose<perm=[{perm}]>(a)  y = MatMul(t, w) }}""")
   options = {"precision": "fp16", "skip": ["matmul-to-fused", "fuse-transpose"]}  # which leave nothing to die of
-  case = case_of(model, {"x": np.ones((2, 2, 2), np.float32)}, checks=("ort",), **options)
+  case = case_of(model, {"x": ones(2, 2, 2)}, checks=("ort",), **options)
   worker = Worker()
   assert worker.ask(case).what == "same"
   worker.close()
@@ -150,7 +149,7 @@ def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(library, 
     18,
   )
   options = {"layout": layout, "skip": ["fuse-resize"]}
-  case = case_of(model, {"x": np.ones((1, 2, 3, 3), np.float32)}, checks=("ort",), **options)
+  case = case_of(model, {"x": ones(1, 2, 3, 3)}, checks=("ort",), **options)
   assert Judge().judge(case).what == "same"
   made, _ = optimize(case)
   assert lethal.of_cubic(made) == cubic
@@ -182,17 +181,17 @@ def test_a_scale_that_is_read_beyond_on_a_gpu(length, beyond):
 
 def test_an_empty_feed_alone_is_judged():
   model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs(x) }")
-  assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})
+  assert not lethal.of_model(model, {"x": ones(0)})
   for dimensions in (2, 3):
     whole = model_of("conv")
     whole.graph.node[0].attribute.append(onnx.helper.make_attribute("kernel_shape", [2] * dimensions))
-    assert bool(lethal.of_model(whole, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})) == (dimensions == 3)
+    assert bool(lethal.of_model(whole, {"x": ones(1, 2, 1, 0, 1)})) == (dimensions == 3)
 
 
 def test_ours_takes_an_empty_volume(library):
   made, _ = ortplugin.optimize(model_of("conv"))
   assert op_types(made) == ["FusedConvTranspose"]
-  (found,) = make_session(made.SerializeToString()).run(None, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})
+  (found,) = make_session(made).run(None, {"x": ones(1, 2, 1, 0, 1)})
   assert found.shape == (1, 1, 2, 1, 2)
   assert not found.any()
 
@@ -219,6 +218,6 @@ def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library
     13,
     7,
   )
-  verdict = Judge().judge(case_of(model, {"x": np.ones((1, 1, 0), np.float32)}))
+  verdict = Judge().judge(case_of(model, {"x": ones(1, 1, 0)}))
   assert verdict.what == what
   assert ("fails alike" in verdict.message) == (what == "unfit")

@@ -38,7 +38,7 @@ def model_of(nodes, dtype="float", opset=18):
 
 
 def result(model, x):
-  return np.asarray(run(make_session(model.SerializeToString()), {"x": x.reshape(1, 1, 4)})["y"]).ravel()
+  return np.asarray(run(make_session(model), {"x": x.reshape(1, 1, 4)})["y"]).ravel()
 
 
 @parametrize("name, dtype", [*((name, "float") for name in NODES), ("a pool", "double"), ("slices", "double")])
@@ -53,7 +53,7 @@ def test_nan_propagates(name, dtype):
 
 
 def test_an_old_opset_and_what_stays():
-  assert np.isnan(result(definite(model_of(POOL, opset=7)), np.array([1, np.nan, 2, 3], np.float32))[1])
+  assert np.isnan(result(definite(model_of(POOL, opset=7)), np.float32([1, np.nan, 2, 3]))[1])
   assert definite(model_of(SCATTER.format("max"), "int64")) is None
   assert definite(model_of(SCATTER.format("add"))) is None
   assert definite(model_of("y = Abs(x)")) is None
@@ -81,7 +81,7 @@ def test_only_nan_is_open(library, monkeypatch, factor, what):
   """A pool of ours beside a NaN agrees; with a wrong number beside it, it does not."""
   nodes = POOL.replace("y =", "p =") + f" f = float {{{factor}}} y = Mul(p, f)"
   fused = nodes.replace("MaxPool <", 'ortplugin.FusedPool <kind = "max", ')
-  feeds = {"x": np.array([1, np.nan, 2, 3], np.float32).reshape(1, 1, 4)}
+  feeds = {"x": np.float32([1, np.nan, 2, 3]).reshape(1, 1, 4)}
   case = case_of(model_of(POOL.replace("y =", "p =") + " f = float {1.0} y = Mul(p, f)"), feeds)
   verdict = judged_as(monkeypatch, case, model_of(fused))
   assert verdict.what == what, verdict

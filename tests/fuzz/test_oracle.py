@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from onnx_models import parametrize, parsed
+from onnx_models import ones, parametrize, parsed, raises, zeros
 
 from fuzz import oracle
 from fuzz.evaluate import make_session, run
@@ -37,18 +36,18 @@ def test_trials_move_every_element(opset, dtype):
 
 def test_trials_of_an_empty_value_and_a_scalar():
   model = model_of("(float[n] x, float s) => (float[n] y, float t) { y = Abs(x) t = Abs(s) }", 22)
-  found = oracle.trials(model, {"x": np.zeros(0, np.float32), "s": np.float32(2)}, "float32", ["y", "t"], 3)
+  found = oracle.trials(model, {"x": zeros(0), "s": np.float32(2)}, "float32", ["y", "t"], 3)
   assert all(each["y"].shape == (0,) and each["t"].shape == () for each in found)
 
 
 def test_a_shape_that_values_decide():
   """Whether two numbers are equal in fp16 is rounding's to say, and few of the trials say that they are."""
   model = model_of("(float[2] x) => (float[n] y) { a = Sqrt(x) y = Unique<sorted=1>(a) }")
-  close = np.array([1.0, 1.0034], np.float32)  # their roots are 1.7 units in the last place of fp16 apart
+  close = np.float32([1.0, 1.0034])  # their roots are 1.7 units in the last place of fp16 apart
   case = case_of(model, {"x": close}, dtype="fp16", wide=model)
-  got = {"y": np.ones(1, np.float32)}
+  got = {"y": ones(1)}
   assert Reference(case, {"x": close}).problem(got) is None
-  far = {"x": np.array([1.0, 1.5], np.float32)}
+  far = {"x": np.float32([1.0, 1.5])}
   assert Reference(case, far).problem(got) is not None
 
 
@@ -56,7 +55,7 @@ def test_a_float_that_rounding_decides():
   """Whether the root is less than a number 1.7 units in the last place away: few of the trials say that it is not."""
   text = """(float[1] x) => (y) <float[1] c = {1.0017}>
         { a = Sqrt(x) b = Less(a, c) z = Cast<to=1>(b) y = Mul(z, c) }"""
-  case = case_of(model_of(text), {"x": np.ones(1, np.float32)}, dtype="fp16", wide=model_of(text))
+  case = case_of(model_of(text), {"x": ones(1)}, dtype="fp16", wide=model_of(text))
   zero = {"y": np.zeros(1, np.float16)}
   assert Reference(replace(case, model=narrow_model(case.model, "fp16", ())), case.feeds[0]).problem(zero) is None
   far = {"x": np.full(1, 0.98, np.float32)}
@@ -68,14 +67,14 @@ def test_a_sum_that_is_zero_but_for_rounding():
   text = """(float[1,1,3] x) => (float[1] y, float[1,1,3] p) <float[1] c = {0.14590375}, int64[2] axes = {0,1}>
         { a = Mul(x, c) s = Flatten(a) b = ReduceSum<keepdims=0>(s, axes) t = Cast<to=9>(b) f = Cast<to=1>(t)
           e = Constant<value_floats=[1.0]>() y = Mul(f, e) p = AveragePool<kernel_shape=[1]>(x) }"""
-  x = {"x": np.array([[[5, 7, -12]]], np.float32)}
+  x = {"x": np.float32([[[5, 7, -12]]])}
   reference = Reference(case_of(model_of(text), x), x)
   assert reference.wanted["y"] == 1
-  assert reference.problem({"y": np.zeros(1, np.float32), "p": x["x"]}) is None
-  assert reference.problem({"y": np.zeros(1, np.float32), "p": x["x"] + 1}) is not None
+  assert reference.problem({"y": zeros(1), "p": x["x"]}) is None
+  assert reference.problem({"y": zeros(1), "p": x["x"] + 1}) is not None
   other = {"x": x["x"] + 1}
   reference = Reference(case_of(model_of(text), other), other)
-  assert reference.problem({"y": np.zeros(1, np.float32), "p": other["x"]}) is not None
+  assert reference.problem({"y": zeros(1), "p": other["x"]}) is not None
 
 
 @parametrize("divides, right", [("Sub", True), ("Mul", False)])
@@ -85,8 +84,8 @@ def test_a_sum_that_rounding_makes_zero(divides, right):
         {{ a = {divides}(x, c)  y = Div(a, a) }}""")
   x = {"x": np.array([1, 1, 1] if divides == "Sub" else [0.001, 1, 1], np.float32)}
   reference = Reference(case_of(model, x, precision="bf16"), x)
-  assert (reference.problem({"y": np.array([np.nan, 1, 1], np.float32)}) is None) is right
-  assert reference.problem({"y": np.array([1, np.nan, 1], np.float32)}) is not None
+  assert (reference.problem({"y": np.float32([np.nan, 1, 1])}) is None) is right
+  assert reference.problem({"y": np.float32([1, np.nan, 1])}) is not None
 
 
 @parametrize("moved, right", [(1.0, True), (1e-3, False)])
@@ -105,7 +104,7 @@ CONCAT = "(float[1,n] x) => (float[a,b] y) <float[1,2] w = {1,2}> { y = Concat<a
 @parametrize("width, axis, undefined", [(0, 0, True), (2, 0, False), (0, 1, False)])
 def test_an_empty_tensor_that_does_not_fit(width, axis, undefined):
   model = model_of(CONCAT.replace("axis=0", f"axis={axis}"))
-  assert bool(oracle.is_undefined(model, {"x": np.zeros((1, width), np.float32)})) is undefined
+  assert bool(oracle.is_undefined(model, {"x": zeros(1, width)})) is undefined
 
 
 @parametrize("size", [0, 1])
@@ -116,7 +115,7 @@ def test_shapes_where_an_empty_tensor_does_not_fit(size):
         { a = Abs(x)  s = ReduceSum<axes=[0,1], keepdims=1>(a)  y = Concat<axis=0>(a, s) }""",
     9,
   )
-  feeds = [{"x": np.ones((3, size, size), np.float32)}]
+  feeds = [{"x": ones(3, size, size)}]
   assert Judge().judge(case_of(model, *feeds, checks=("shapes",))).what == "same"
 
 
@@ -125,8 +124,8 @@ def test_a_skip_of_another_batch(batch, undefined):
   """Which ONNX Runtime repeats, or cuts off: the rows fit."""
   model = model_of("""(float[N,1,3] x, float[M,1,3] s) => (float[?,?,?] y) <float[3] w = {1, 2, 3}>
         { y = com.microsoft.SkipLayerNormalization(x, s, w) }""")
-  feeds = {"x": np.ones((4, 1, 3), np.float32), "s": np.ones((batch, 1, 3), np.float32)}
-  assert oracle.run(oracle.make_session(model.SerializeToString()), feeds)["y"].shape == (4, 1, 3)
+  feeds = {"x": ones(4, 1, 3), "s": ones(batch, 1, 3)}
+  assert oracle.run(oracle.make_session(model), feeds)["y"].shape == (4, 1, 3)
   assert bool(oracle.is_undefined(model, feeds)) is undefined
 
 
@@ -146,7 +145,7 @@ def test_a_product_that_its_order_decides(numbers, undefined):
 
 def test_a_float_that_is_infinite_in_half_precision():
   model = model_of("(float[1] x) => (int32[1] y) { a = Mul(x, x)  y = Cast<to=6>(a) }")
-  feeds = {"x": np.array([268], np.float32)}
+  feeds = {"x": np.float32([268])}
   assert not oracle.is_undefined(model, feeds)
   assert oracle.is_undefined(model, feeds, halves=True)
 
@@ -170,10 +169,10 @@ IN_FP16 = """(float[2,1,2] x) => (float[2,1,0] g, float[2,1,1] i) <float[1] c = 
 
 def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch):
   """ONNX Runtime gives a result the memory of an empty one that it infers to have an element."""
-  feeds = {"x": np.ones((2, 1, 2), np.float32)}
+  feeds = {"x": ones(2, 1, 2)}
   model = model_of(IN_FP16, 21)
-  with pytest.raises(Exception, match=REUSED):
-    run(make_session(model.SerializeToString()), feeds)
+  with raises(Exception, REUSED):
+    run(make_session(model), feeds)
   case = case_of(model_of(POOLS, 21), feeds)
 
   assert judged_as(monkeypatch, case, model).what == "unfit"
@@ -202,6 +201,6 @@ def test_a_failure_that_rounding_decides(selects, what):
   width = 2 if selects == "Unique" else 3
   model = model_of(f"""(float[3] x) => (float[?,?] y) <int64[2] s = {{4, {width}}}>
         {{ a = Mul(x, x)  u = {selects}(a)  y = Expand(u, s) }}""")
-  x = {"x": np.array([1.5, -1.5, 2], np.float32)}
+  x = {"x": np.float32([1.5, -1.5, 2])}
   assert Judge(Failing()).judge(case_of(model, x)).what == what
   assert Judge().judge(case_of(model, x)).what == "same"

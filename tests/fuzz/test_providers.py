@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
-from onnx_models import parametrize, parsed
+from onnx_models import parametrize, parsed, raises
 
 from fuzz import providers
 from fuzz.handmade import case_of
@@ -74,7 +74,7 @@ def test_a_model_that_is_not_captured_runs_without_a_graph(monkeypatch, when):
 def test_what_ours_say_of_a_capture_is_not_tried_without_one(monkeypatch):
   machine, cuda = Machine(monkeypatch), Cuda(graph=True)
   machine.running[True] = "ortplugin::FusedConv can't be captured"
-  with pytest.raises(RuntimeError, match="FusedConv"):
+  with raises(RuntimeError, "FusedConv"):
     cuda.run(cuda.session(MODEL, False), {})
 
 
@@ -83,7 +83,7 @@ def test_what_ours_say_of_a_capture_is_not_tried_without_one(monkeypatch):
 def test_a_lost_gpu(monkeypatch, when, graph):
   machine, cuda = Machine(monkeypatch), Cuda(graph)
   getattr(machine, when)[graph] = "CUDA failure 700: an illegal memory access was encountered"
-  with pytest.raises(LostError, match="illegal memory access"):
+  with raises(LostError, "illegal memory access"):
     cuda.run(cuda.session(MODEL, False), {})
 
 
@@ -117,7 +117,7 @@ def test_a_capture_that_stays_open(monkeypatch):
   """A run without a graph that CUDA refuses for another's capture: so it will be for all that follow."""
   machine, cuda = Machine(monkeypatch), Cuda(graph=True)
   machine.running = dict.fromkeys([True, False], "operation not permitted when stream is capturing")
-  with pytest.raises(LostError, match="capturing"):
+  with raises(LostError, "capturing"):
     cuda.run(cuda.session(MODEL, False), {})
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_models import parametrize, parsed
+from onnx_models import one_in, parametrize, parsed
 from sample import SAMPLING, examples
 
 from fuzz.corpus import from_text, known, to_text
@@ -85,30 +85,30 @@ class TestOracle:
 
   @parametrize("value", [np.nan, np.inf, -np.inf])
   def test_a_value_that_is_not_finite(self, value):
-    want = np.array([1, value], np.float32)
+    want = np.float32([1, value])
     assert not quick(want, want, "float32")
-    assert quick(want, np.array([1, 2], np.float32), "float32")
-    assert quick(np.array([1, 2], np.float32), want, "float32")
-    assert quick(want, np.array([value, 1], np.float32), "float32")
+    assert quick(want, np.float32([1, 2]), "float32")
+    assert quick(np.float32([1, 2]), want, "float32")
+    assert quick(want, np.float32([value, 1]), "float32")
 
   def test_only_what_moves_has_a_wide_bound(self):
-    want, moved = np.array([1, 1], np.float32), np.array([1, 1.01], np.float32)
-    assert not explained([want, moved], np.array([1, 1.05], np.float32), "float32")
-    assert explained([want, moved], np.array([1.05, 1], np.float32), "float32")
-    assert explained([want, moved], np.array([1, 1.2], np.float32), "float32")
-    assert explained([want, moved], np.array([1, np.nan], np.float32), "float32")
+    want, moved = np.float32([1, 1]), np.float32([1, 1.01])
+    assert not explained([want, moved], np.float32([1, 1.05]), "float32")
+    assert explained([want, moved], np.float32([1.05, 1]), "float32")
+    assert explained([want, moved], np.float32([1, 1.2]), "float32")
+    assert explained([want, moved], np.float32([1, np.nan]), "float32")
 
   def test_what_rounding_decides(self):
     assert not explained([np.array([3, 4]), np.array([3, 5])], np.array([3, 5]), "float32")
     assert explained([np.array([3, 4]), np.array([3, 5])], np.array([2, 4]), "float32")
-    infinite = [np.array([1, np.inf], np.float32), np.array([1, 7e4], np.float32)]
-    assert not explained(infinite, np.array([1, 6e4], np.float32), "float16")
-    assert explained(infinite, np.array([np.inf, 6e4], np.float32), "float16")
+    infinite = [np.float32([1, np.inf]), np.float32([1, 7e4])]
+    assert not explained(infinite, np.float32([1, 6e4]), "float16")
+    assert explained(infinite, np.float32([np.inf, 6e4]), "float16")
 
   def test_what_a_value_moves_by(self):
     """Each dtype by some units in its last place; in fp16 half of the runs round to it."""
     model = parsed("g (float[3] x, double[3] d) => (float[3] y, double[3] e) { y = Neg(x) e = Neg(d) }")
-    feeds = {"x": np.array([1, 1 / 3, 3], np.float32), "d": np.array([1, 1 / 3, np.inf])}
+    feeds = {"x": np.float32([1, 1 / 3, 3]), "d": np.array([1, 1 / 3, np.inf])}
     for dtype, unit in (("float32", 2**-23), ("float16", 2**-10)):
       found = trials(model, feeds, dtype, ["y", "e"], 0)
       moves = np.stack([np.abs(each["y"] / feeds["x"] + 1) for each in found])
@@ -121,7 +121,7 @@ class TestOracle:
     assert [each.all() for each in rounded] == [True, False] * (len(rounded) // 2)
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 def test_a_mistake_is_found_and_made_small_and_its_pass_named():
   planted, clean = Worker(mistake="channel-shuffle"), Worker()
   try:
@@ -140,7 +140,7 @@ def test_a_mistake_is_found_and_made_small_and_its_pass_named():
     clean.close()
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 def test_what_is_known_when_it_is_terminated():
   command = [sys.executable, "-m", "fuzz.run", "--seeds", "0:1000000", "--jobs", "1", "--minimise", "0"]
   process = subprocess.Popen(command, cwd=TESTS, env=environment(), stdout=subprocess.PIPE, text=True)

@@ -1,8 +1,7 @@
 """Resizes of one spatial dimension in two: the same numbers, and NaN only from the elements that take part."""
 
 import numpy as np
-import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from fuzz.definite import definite
 from fuzz.evaluate import make_session, run
@@ -25,14 +24,14 @@ def model_of(nodes, constants, opset=18):
 
 
 def result(model, x):
-  return np.asarray(run(make_session(model.SerializeToString()), {"x": x})["y"])
+  return np.asarray(run(make_session(model), {"x": x})["y"])
 
 
-@pytest.mark.parametrize("name, opset", [*((name, 18) for name in NODES), ("Upsample", 9), ("an attribute", 8)])
+@parametrize("name, opset", [*((name, 18) for name in NODES), ("Upsample", 9), ("an attribute", 8)])
 def test_only_its_own_row_takes_part(name, opset):
   model = model_of(*{**NODES, **OLD}[name], opset)
   made = definite(model)
-  x = np.array([[[1, -2, 3], [4, 5, -6]]], np.float32)
+  x = np.float32([[[1, -2, 3], [4, 5, -6]]])
   np.testing.assert_allclose(result(made, x), result(model, x), rtol=5e-7)
   x[0, 1] = np.nan
   assert np.isnan(result(model, x)[0, 0]).any()  # what the form is for

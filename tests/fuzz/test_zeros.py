@@ -15,7 +15,7 @@ def model_of(nodes, dtype="float"):
 
 
 def bits(model, x):
-  return run(make_session(model.SerializeToString()), {"x": x})["y"].tobytes()
+  return run(make_session(model), {"x": x})["y"].tobytes()
 
 
 @parametrize(

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 
 #include "ortplugin/runtime/error.h"
@@ -40,6 +41,14 @@ std::string ErrorOf(const Work& work) {
     return error.what();
   }
   return "";
+}
+
+// The parts written one after another.
+template <typename... Parts>
+std::string Joined(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
 }
 
 inline bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

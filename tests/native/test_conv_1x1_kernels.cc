@@ -1,7 +1,5 @@
 // Our engine for pointwise (1x1) convolutions: no spills, and tensor cores don't wait for each MMA.
 
-#include <sstream>
-
 #include "ortplugin/ops/conv/engines/conv_1x1.h"
 #include "tests/native/kernel_main.h"
 #include "tests/native/wgmma_cases.h"
@@ -42,10 +40,9 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
     const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
     const cuda::LaunchShape launch = Conv1x1Launch(problem, config, device);
     const std::string source = Conv1x1Source(program, problem, config);
-    std::ostringstream numbers;
-    numbers << "chunk " << config.tile_k << " group " << config.tile_n << " slice " << config.block_n << " stages "
-            << config.stages << " shared " << config.dynamic_tiles << " early " << config.prefetches_operands;
-    const std::string variant = CheckCompiles(device, source, "conv_1x1", problem, launch, numbers.str());
+    const std::string numbers = Joined("chunk ", config.tile_k, " group ", config.tile_n, " slice ", config.block_n,
+      " stages ", config.stages, " shared ", config.dynamic_tiles, " early ", config.prefetches_operands);
+    const std::string variant = CheckCompiles(device, source, "conv_1x1", problem, launch, numbers);
     CHECK(launch.blocks <= static_cast<unsigned>(device.multiprocessors));
     // Weights are read early where they are constant; else nothing is but the table of launches.
     const std::string prefetches_operands = BeforeWait(source, "^(ld.volatile|atom.*cas)");
@@ -79,18 +76,18 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   CHECK(!IsConv1x1Fast(program, Layer(kHalf, 64, 28, 192, 768), device));
   const Refusals refusals =
     RefusalsOfWgmma(known, [&](const Contraction& other) { return FitsConv1x1(program, other, device); });
-  refusals.Check("a larger kernel", [](Contraction* changed) { changed->columns().kernel = 2; });
-  refusals.Check("pads", [](Contraction* changed) { changed->rows().pad_begin = 1; });
-  refusals.Check("a plain one with strides", [](Contraction* changed) { changed->transposed = false; });
-  refusals.Check("rows of Y behind the last of X", [](Contraction* changed) { changed->rows().out += 1; });
-  refusals.Check("a stride of five", [](Contraction* changed) {
-    changed->rows().stride = changed->columns().stride = 5;
-    changed->rows().out = changed->columns().out = 28 * 5;
+  refusals.Check("a larger kernel", [](auto* conv) { conv->columns().kernel = 2; });
+  refusals.Check("pads", [](auto* conv) { conv->rows().pad_begin = 1; });
+  refusals.Check("a plain one with strides", [](auto* conv) { conv->transposed = false; });
+  refusals.Check("rows of Y behind the last of X", [](auto* conv) { conv->rows().out += 1; });
+  refusals.Check("a stride of five", [](auto* conv) {
+    conv->rows().stride = conv->columns().stride = 5;
+    conv->rows().out = conv->columns().out = 28 * 5;
   });
-  refusals.Check("more weights than 31 bits count", [](Contraction* changed) {
-    changed->filters = 1 << 24;
-    changed->batch = changed->rows().size = changed->columns().size = 1;
-    changed->rows().out = changed->columns().out = 2;
+  refusals.Check("more weights than 31 bits count", [](auto* conv) {
+    conv->filters = 1 << 24;
+    conv->batch = conv->rows().size = conv->columns().size = 1;
+    conv->rows().out = conv->columns().out = 2;
   });
-  refusals.Check("weights that fill shared memory", [](Contraction* changed) { changed->channels = 2048; });
+  refusals.Check("weights that fill shared memory", [](auto* conv) { conv->channels = 2048; });
 }

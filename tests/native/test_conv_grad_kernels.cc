@@ -2,12 +2,9 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <sstream>
 
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_grad/weight_grad.h"
-#include "ortplugin/runtime/gpu/cuda.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
@@ -60,16 +57,14 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
       << given.batch << " " << s.chunks << " " << s.blocks << " " << s.sums << " " << s.adders << " " << s.threads
       << " " << (program_text == kScaled ? 1 : 0) << " " << program.parameters().size() << "\n";
   }
-  std::ostringstream variant;
-  variant << architecture << " " << NameOf(given.dtype()) << " " << ToString(full) << " of " << given.channels
-          << " channels, kernel " << given.rows().kernel << ": images " << s.images << " rows " << s.rows << " maps "
-          << s.maps << " of " << s.block_maps << " depth " << s.depth << " of " << s.block_channels << " tap rows "
-          << s.tap_rows << " strip " << s.strip << " segment " << s.segment << " vector " << s.vector << " threads "
-          << s.threads << " blocks " << s.min_blocks << " chunks " << s.chunks << " x " << s.blocks << " tiles "
-          << s.tiles << " sums " << s.sums << " adders " << s.adders;
-  if (!test::IsTaken(architecture, variant.str(), 3)) return;
+  const std::string variant = test::Joined(architecture, " ", NameOf(given.dtype()), " ", ToString(full), " of ",
+    given.channels, " channels, kernel ", given.rows().kernel, ": images ", s.images, " rows ", s.rows, " maps ",
+    s.maps, " of ", s.block_maps, " depth ", s.depth, " of ", s.block_channels, " tap rows ", s.tap_rows, " strip ",
+    s.strip, " segment ", s.segment, " vector ", s.vector, " threads ", s.threads, " blocks ", s.min_blocks, " chunks ",
+    s.chunks, " x ", s.blocks, " tiles ", s.tiles, " sums ", s.sums, " adders ", s.adders);
+  if (!test::IsTaken(architecture, variant, 3)) return;
   test::Compiled compiled(source, architecture);
-  compiled.CheckRegisters(variant.str());
+  compiled.CheckRegisters(variant);
   compiled.CheckLaunch(device, "weight_grad", s.threads, 0, {s.min_blocks});
   compiled.CheckLaunch(device, "add_weights", 256);
   compiled.CheckWaits();

@@ -1,13 +1,10 @@
 // Our engines of FusedConv: no spills.
 
 #include <functional>
-#include <sstream>
 
 #include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
-#include "ortplugin/runtime/gpu/cuda.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
@@ -182,13 +179,12 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& devic
     CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || !is_stem));
     if (!kernel) continue;
     CHECK(kernel->arguments.size() == test_case.problem.operands.size() + 3 + program.results().size());
-    std::ostringstream text;
-    text << architecture << " " << kernel->entry << " " << NameOf(test_case.problem.dtype()) << " "
-         << ToString(test_case.problem.result()) << " kernel " << test_case.problem.rows().kernel << " stride "
-         << test_case.problem.rows().stride << " threads " << kernel->launch.blocks << "x" << kernel->launch.threads;
-    if (!test::IsTaken(architecture, text.str(), 3)) continue;
+    const std::string text = test::Joined(architecture, " ", kernel->entry, " ", NameOf(test_case.problem.dtype()), " ",
+      ToString(test_case.problem.result()), " kernel ", test_case.problem.rows().kernel, " stride ",
+      test_case.problem.rows().stride, " threads ", kernel->launch.blocks, "x", kernel->launch.threads);
+    if (!test::IsTaken(architecture, text, 3)) continue;
     test::Compiled compiled(kernel->source, architecture);
-    compiled.Check(text.str());
+    compiled.Check(text);
     CHECK_WITH(test::Contains(compiled.code(), kernel->entry), compiled.variant());
     compiled.CheckLaunch(device, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes,
       {test::Defined(kernel->source, "MIN_BLOCKS", 1)});

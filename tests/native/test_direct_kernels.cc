@@ -1,10 +1,8 @@
 // The kernel for convolutions of few channels: no spills.
 
-#include <sstream>
 #include <utility>
 
 #include "ortplugin/ops/conv/engines/direct.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
@@ -59,14 +57,13 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& devic
     CHECK(found.has_value());
     if (!found) continue;
     const DirectConfig& config = *found;
-    std::ostringstream text;
-    text << architecture << " " << ToString(full) << " of " << test_case.conv.channels << " channels: images "
-         << config.images << " rows " << config.rows << " maps " << config.maps << " of " << config.block_maps
-         << " strip " << config.strip << " chunk " << config.chunk << " vector " << config.vector << " threads "
-         << config.threads << " blocks " << config.min_blocks;
-    if (!test::IsTaken(architecture, text.str(), 3)) continue;
+    const std::string text =
+      test::Joined(architecture, " ", ToString(full), " of ", test_case.conv.channels, " channels: images ",
+        config.images, " rows ", config.rows, " maps ", config.maps, " of ", config.block_maps, " strip ", config.strip,
+        " chunk ", config.chunk, " vector ", config.vector, " threads ", config.threads, " blocks ", config.min_blocks);
+    if (!test::IsTaken(architecture, text, 3)) continue;
     test::Compiled compiled(DirectSource(test_case.conv, program, axes, config), architecture);
-    compiled.CheckRegisters(text.str());
+    compiled.CheckRegisters(text);
     compiled.CheckLaunch(device, "conv_direct", DirectLaunch(config, device).threads, 0, {config.min_blocks});
     if (device.has_pdl()) compiled.CheckWaits();
   }

@@ -9,7 +9,6 @@
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "ortplugin/ops/conv_grad/weight_grad.h"
 #include "ortplugin/target/target.h"
-#include "tests/native/check.h"
 #include "tests/native/gpus.h"
 #include "tests/native/square_conv.h"
 

@@ -1,10 +1,7 @@
 // Our transposed convolution for few output channels: no spills.
 
-#include <sstream>
-
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/few_output_channels.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
@@ -48,14 +45,13 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& devic
     if (!kernel) continue;
     const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
     CHECK(kernel->arguments.size() == problem.operands.size() + 3 + program.results().size());
-    std::ostringstream text;
-    text << architecture << " " << NameOf(problem.dtype()) << " " << problem.channels << " to "
-         << ToString(problem.result()) << " kernel " << problem.rows().kernel << " stride " << problem.rows().stride
-         << ": tile " << config.tile_h << "x" << config.tile_w << " parts " << config.parts << " chunk " << config.chunk
-         << " vector " << config.vector << " blocks " << kernel->launch.blocks << "x" << kernel->launch.threads;
-    if (!test::IsTaken(architecture, text.str(), 3)) continue;
+    const std::string text = test::Joined(architecture, " ", NameOf(problem.dtype()), " ", problem.channels, " to ",
+      ToString(problem.result()), " kernel ", problem.rows().kernel, " stride ", problem.rows().stride, ": tile ",
+      config.tile_h, "x", config.tile_w, " parts ", config.parts, " chunk ", config.chunk, " vector ", config.vector,
+      " blocks ", kernel->launch.blocks, "x", kernel->launch.threads);
+    if (!test::IsTaken(architecture, text, 3)) continue;
     test::Compiled compiled(kernel->source, architecture);
-    compiled.Check(text.str());
+    compiled.Check(text);
     // Measured on an H200 with the blocks that its registers hold, of which shared memory may hold fewer.
     compiled.CheckLaunch(device, kernel->entry, kernel->launch.threads, 0, {config.min_blocks, true});
     if (architecture == "sm_90" && !problem.constant_weights) compiled.CheckWaits();
@@ -67,12 +63,11 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& devic
     CHECK_WITH(FitsFewOutputChannels(program, known, gpu.facts) == (gpu.facts.major >= 8), gpu.name);
   const test::Refusals refusals(
     known, [&](const Contraction& other) { return FindEngineKernel(program, other, test::H200(), false).has_value(); });
-  refusals.Check("nine filters", [](Contraction* changed) { changed->filters = 9; });
-  refusals.Check("12 channels", [](Contraction* changed) { changed->channels = 12; });
-  refusals.Check("groups", [](Contraction* changed) { changed->groups = 2; });
-  refusals.Check("dilations", [](Contraction* changed) { changed->rows().dilation = 2; });
-  refusals.Check(
-    "a stride of five", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 5; });
-  refusals.Check("a kernel of nine", [](Contraction* changed) { changed->columns().kernel = 9; });
-  refusals.Check("weights that fill shared memory", [](Contraction* changed) { changed->channels = 1024; });
+  refusals.Check("nine filters", [](auto* conv) { conv->filters = 9; });
+  refusals.Check("12 channels", [](auto* conv) { conv->channels = 12; });
+  refusals.Check("groups", [](auto* conv) { conv->groups = 2; });
+  refusals.Check("dilations", [](auto* conv) { conv->rows().dilation = 2; });
+  refusals.Check("a stride of five", [](auto* conv) { conv->rows().stride = conv->columns().stride = 5; });
+  refusals.Check("a kernel of nine", [](auto* conv) { conv->columns().kernel = 9; });
+  refusals.Check("weights that fill shared memory", [](auto* conv) { conv->channels = 1024; });
 }

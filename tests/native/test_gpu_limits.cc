@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "ortplugin/ops/conv/engines/direct.h"
 #include "ortplugin/ops/conv/engines/engine.h"
@@ -13,7 +12,6 @@
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/ops/transpose/transpose.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 #include "tests/native/square_conv.h"
 
@@ -25,11 +23,10 @@ const std::set<std::string> kWgmmaEngines = {"conv_1x1", "gemm", "split_k", "pol
 
 // What blocks of so many threads, so many of them at the same time on a multiprocessor, exceed.
 void CheckThreads(const test::Gpu& gpu, int64_t threads, int64_t min_blocks, const std::string& name) {
-  std::ostringstream text;
-  text << gpu.name << ": " << name << ", " << min_blocks << " blocks of " << threads << " threads";
-  CHECK_WITH(threads > 0 && threads <= gpu.facts.threads_per_block, text.str());
-  CHECK_WITH(min_blocks > 0 && min_blocks <= gpu.facts.blocks_per_multiprocessor, text.str());
-  CHECK_WITH(min_blocks * threads <= gpu.facts.threads_per_multiprocessor, text.str());
+  const std::string text = test::Joined(gpu.name, ": ", name, ", ", min_blocks, " blocks of ", threads, " threads");
+  CHECK_WITH(threads > 0 && threads <= gpu.facts.threads_per_block, text);
+  CHECK_WITH(min_blocks > 0 && min_blocks <= gpu.facts.blocks_per_multiprocessor, text);
+  CHECK_WITH(min_blocks * threads <= gpu.facts.threads_per_multiprocessor, text);
 }
 
 void CheckEngine(const test::Gpu& gpu, const EngineKernel& kernel, const std::string& name) {
@@ -105,14 +102,14 @@ void TestFewChannels() {
               const Contraction conv = test::SquareConv(DType::kFloat, false, images, size, channels, outputs, kernel,
                 stride, kernel / 2, (size - 1) / stride + 1);
               const WeightGrad grad{conv, DType::kFloat, false, true};
-              std::ostringstream name;
-              name << images << " images [" << channels << ", " << size << ", " << size << "] to " << outputs;
+              const std::string name =
+                test::Joined(images, " images [", channels, ", ", size, ", ", size, "] to ", outputs);
               const std::optional<DirectConfig> direct = ConfigureDirect(conv, gpu.facts, 4);
-              CHECK_WITH(direct.has_value(), name.str());
-              if (direct) CheckThreads(gpu, direct->threads, direct->min_blocks, "direct, " + name.str());
+              CHECK_WITH(direct.has_value(), name);
+              if (direct) CheckThreads(gpu, direct->threads, direct->min_blocks, "direct, " + name);
               const std::optional<WeightGradConfig> weights = ConfigureWeightGrad(grad, relu, gpu.facts);
-              CHECK_WITH(weights.has_value(), name.str());
-              if (weights) CheckThreads(gpu, weights->threads, weights->min_blocks, "weights, " + name.str());
+              CHECK_WITH(weights.has_value(), name);
+              if (weights) CheckThreads(gpu, weights->threads, weights->min_blocks, "weights, " + name);
             }
 }
 

@@ -1,10 +1,8 @@
 // Our grouped convolution: no spills.
 
 #include <iterator>
-#include <sstream>
 
 #include "ortplugin/ops/conv/engines/grouped.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
@@ -53,13 +51,12 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& devic
     CHECK(FitsGrouped(program, problem, device) == device.has_mma_m16n8k16());
     if (!device.has_mma_m16n8k16()) continue;
     const EngineKernel kernel = *MakeGrouped(program, problem, device);
-    std::ostringstream text;
-    text << architecture << " " << ToString(problem.w()) << " to " << ToString(problem.result());
-    if (!test::IsTaken(architecture, text.str())) continue;
+    std::string text = test::Joined(architecture, " ", ToString(problem.w()), " to ", ToString(problem.result()));
+    if (!test::IsTaken(architecture, text)) continue;
     test::Compiled compiled(kernel.source, architecture);
-    text << ": blocks " << kernel.launch.blocks << "x" << kernel.launch.threads << " shared "
-         << kernel.launch.shared_bytes;
-    compiled.Check(text.str());
+    text += test::Joined(
+      ": blocks ", kernel.launch.blocks, "x", kernel.launch.threads, " shared ", kernel.launch.shared_bytes);
+    compiled.Check(text);
     compiled.CheckLaunch(device, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes,
       {test::Defined(kernel.source, "MIN_BLOCKS", 1)});
     if (architecture == "sm_90" && !problem.constant_weights) compiled.CheckWaits();
@@ -69,10 +66,10 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& devic
   const Contraction known = Grouped(kHalf, 4, 28, 4, 28, 34, 3, 1);
   const test::Refusals refusals(
     known, [&](const Contraction& other) { return FitsGrouped(program, other, test::H200()); });
-  refusals.Check("one wide group", [](Contraction* changed) { changed->groups = 1; });
-  refusals.Check("depthwise", [](Contraction* changed) { changed->groups = changed->filters = changed->channels; });
-  refusals.Check("transposed", [](Contraction* changed) { changed->transposed = true; });
-  refusals.Check("fp32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(DType::kFloat); });
-  refusals.Check("a kernel of nine", [](Contraction* changed) { changed->columns().kernel = 9; });
-  refusals.Check("a tile that fills shared memory", [](Contraction* changed) { changed->rows().dilation = 1 << 12; });
+  refusals.Check("one wide group", [](auto* conv) { conv->groups = 1; });
+  refusals.Check("depthwise", [](auto* conv) { conv->groups = conv->filters = conv->channels; });
+  refusals.Check("transposed", [](auto* conv) { conv->transposed = true; });
+  refusals.Check("fp32", [](auto* conv) { conv->dtypes = Contraction::AllOf(DType::kFloat); });
+  refusals.Check("a kernel of nine", [](auto* conv) { conv->columns().kernel = 9; });
+  refusals.Check("a tile that fills shared memory", [](auto* conv) { conv->rows().dilation = 1 << 12; });
 }

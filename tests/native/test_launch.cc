@@ -15,26 +15,33 @@ fake::BeginCapture begin_capture;
 fake::AddNode add_node;
 fake::Stream* stream;
 constexpr int kMemset = 2;
+constexpr NextStarts kAtLaunch = NextStarts::kAtLaunch, kAtTrigger = NextStarts::kAtTrigger;
 
 void Launch(NextStarts next_starts, int ordinal = 0) {
   void* value = stream;
   void* arguments[] = {&value};
-  const bool has_switch = next_starts == NextStarts::kAtTrigger;
+  const bool has_switch = next_starts == kAtTrigger;
   const auto function = reinterpret_cast<cuda::Function>(has_switch ? fake::kTwoParameters : fake::kOneParameter);
   cuda::Launch(cuda::Device(ordinal), function, {1, 32, 0, next_starts}, nullptr, arguments);
 }
 
+template <typename Work>
+void LaunchForeign(const Work& work) {
+  cuda::LaunchForeign(cuda::Device(0), nullptr, work);
+}
+
 GraphNode* Last() { return stream->last.at(0); }
 bool IsFull(const EdgeData& edge) { return edge.type == 0 && edge.from_port == 0; }
+bool LastIsFull() { return IsFull(Last()->edges.at(0)); }
 bool LeavesFrom(const EdgeData& edge, unsigned char port) {
   return edge.type == cuda::kProgrammaticEdge && edge.from_port == port && edge.to_port == 0;
 }
 
 void OursAfterOurs() {
   stream = begin_capture();
-  Launch(NextStarts::kAtLaunch);
+  Launch(kAtLaunch);
   CHECK(Last()->from.empty());
-  Launch(NextStarts::kAtTrigger);
+  Launch(kAtTrigger);
   CHECK(LeavesFrom(Last()->edges.at(0), cuda::kPortLaunchCompletion));
   GraphNode* const with_switch = Last();
   CHECK(with_switch->next_waits == 0);
@@ -42,81 +49,81 @@ void OursAfterOurs() {
   CHECK(LeavesFrom(Last()->edges.at(0), cuda::kPortProgrammatic));
   CHECK(with_switch->next_waits == 1);
   CHECK(with_switch->arguments[0] == stream);
-  Launch(NextStarts::kAtLaunch);
+  Launch(kAtLaunch);
   CHECK(Last()->edges.size() == 1 && IsFull(Last()->edges[0]));
 }
 
 void OthersAfterOurs() {
   stream = begin_capture();
-  for (const NextStarts next_starts : {NextStarts::kAtLaunch, NextStarts::kAtTrigger}) {
+  for (const NextStarts next_starts : {kAtLaunch, kAtTrigger}) {
     Launch(next_starts);
     const GraphNode* const ours = Last();
     add_node(cuda::kKernelNode, cuda::kProgrammaticEdge);  // a stranger that does not wait
     CHECK(ours->next_waits == 0);
-    Launch(NextStarts::kAtLaunch);  // and what comes after it knows nothing of it
-    CHECK(IsFull(Last()->edges.at(0)));
+    Launch(kAtLaunch);  // and what comes after it knows nothing of it
+    CHECK(LastIsFull());
     CHECK(ours->next_waits == 0);
     Launch(next_starts);
     const GraphNode* const again = Last();
     add_node(kMemset, 0);
-    Launch(NextStarts::kAtLaunch);
-    CHECK(IsFull(Last()->edges.at(0)) && again->next_waits == 0);
+    Launch(kAtLaunch);
+    CHECK(LastIsFull() && again->next_waits == 0);
   }
 }
 
 void SeveralBefore() {
   stream = begin_capture();
-  Launch(NextStarts::kAtLaunch);
+  Launch(kAtLaunch);
   GraphNode* const ours = Last();
   stream->last = {add_node(cuda::kKernelNode, 0), ours};  // two branches meet
   stream->edges = {EdgeData{}, EdgeData{}};
-  Launch(NextStarts::kAtLaunch);
+  Launch(kAtLaunch);
   CHECK(Last()->edges.size() == 2 && IsFull(Last()->edges[0]) && IsFull(Last()->edges[1]));
 }
 
 void AnotherCapture() {
   stream = begin_capture();
-  Launch(NextStarts::kAtTrigger);
+  Launch(kAtTrigger);
   GraphNode* const earlier = Last();
   stream = begin_capture();
   stream->last = {earlier};  // the address of a node may come again
   stream->edges = {EdgeData{}};
-  Launch(NextStarts::kAtLaunch);
-  CHECK(IsFull(Last()->edges.at(0)) && earlier->next_waits == 0);
+  Launch(kAtLaunch);
+  CHECK(LastIsFull() && earlier->next_waits == 0);
 }
 
 void Foreign() {
   stream = begin_capture();
-  Launch(NextStarts::kAtTrigger);
+  Launch(kAtTrigger);
   GraphNode* const ours = Last();
   GraphNode *first = nullptr, *second = nullptr;
-  cuda::LaunchForeign(cuda::Device(0), nullptr, [&] {
+  LaunchForeign([&] {
     first = add_node(cuda::kKernelNode, cuda::kProgrammaticEdge);
     second = add_node(cuda::kKernelNode, cuda::kProgrammaticEdge);
   });
   CHECK(first->from.size() == 1 && first->from[0] == ours && IsFull(first->edges.at(0)));
   CHECK(second->from.size() == 1 && second->from[0] == first && IsFull(second->edges.at(0)));
   CHECK(ours->next_waits == 0);
-  Launch(NextStarts::kAtLaunch);  // waits for `second`, before which all has completed
+  Launch(kAtLaunch);  // waits for `second`, before which all has completed
   CHECK(LeavesFrom(Last()->edges.at(0), cuda::kPortProgrammatic));
   GraphNode* const before = Last();
-  cuda::LaunchForeign(cuda::Device(0), nullptr, [] {});
-  Launch(NextStarts::kAtLaunch);
-  CHECK(Last()->from.at(0) == before && IsFull(Last()->edges.at(0)));
-  cuda::LaunchForeign(cuda::Device(0), nullptr, [] { add_node(kMemset, 0); });
-  Launch(NextStarts::kAtLaunch);
-  CHECK(IsFull(Last()->edges.at(0)));
+  LaunchForeign([] {});
+  Launch(kAtLaunch);
+  CHECK(Last()->from.at(0) == before && LastIsFull());
+  LaunchForeign([] { add_node(kMemset, 0); });
+  Launch(kAtLaunch);
+  CHECK(LastIsFull());
 }
 
 // CUDA removes no edge of a graph that allocates memory.
 void ForeignInAGraphThatAllocates() {
   stream = begin_capture();
-  Launch(NextStarts::kAtLaunch);
+  Launch(kAtLaunch);
   add_node(cuda::kAllocationNode, 0);
-  Launch(NextStarts::kAtTrigger);
+  Launch(kAtTrigger);
   GraphNode* const ours = Last();
   GraphNode* first = nullptr;
-  cuda::LaunchForeign(cuda::Device(0), nullptr, [&] {
+  LaunchForeign([&] {
     CHECK(Last()->type == cuda::kEmptyNode);
     first = add_node(cuda::kKernelNode, 0);  // what depends on no kernel has a full edge, whatever its attributes
     add_node(cuda::kKernelNode, cuda::kProgrammaticEdge);
@@ -124,29 +131,29 @@ void ForeignInAGraphThatAllocates() {
   GraphNode* const empty = first->from.at(0);
   CHECK(empty->type == cuda::kEmptyNode && empty->from.size() == 1 && empty->from[0] == ours);
   CHECK(IsFull(empty->edges.at(0)) && ours->next_waits == 0);
-  Launch(NextStarts::kAtLaunch);  // the edges among the library's kernels are its own, so nothing overlaps them
-  CHECK(IsFull(Last()->edges.at(0)));
-  Launch(NextStarts::kAtLaunch);
+  Launch(kAtLaunch);  // the edges among the library's kernels are its own, so nothing overlaps them
+  CHECK(LastIsFull());
+  Launch(kAtLaunch);
   CHECK(LeavesFrom(Last()->edges.at(0), cuda::kPortLaunchCompletion));
 }
 
 // The second GPU knows no programmatic dependent launch.
 void WithoutPdl() {
   stream = begin_capture();
-  Launch(NextStarts::kAtTrigger, 1);
+  Launch(kAtTrigger, 1);
   GraphNode* const first = Last();
-  Launch(NextStarts::kAtLaunch, 1);
-  CHECK(Last()->from.at(0) == first && IsFull(Last()->edges.at(0)) && first->next_waits == 0);
-  Launch(NextStarts::kAtLaunch, 1);
-  CHECK(IsFull(Last()->edges.at(0)));
+  Launch(kAtLaunch, 1);
+  CHECK(Last()->from.at(0) == first && LastIsFull() && first->next_waits == 0);
+  Launch(kAtLaunch, 1);
+  CHECK(LastIsFull());
 }
 
 void WithoutCapture() {
   stream->is_capturing = false;
   const size_t before = stream->launches;
-  Launch(NextStarts::kAtLaunch);
-  cuda::LaunchForeign(cuda::Device(0), nullptr, [] {});
-  Launch(NextStarts::kAtTrigger);
+  Launch(kAtLaunch);
+  LaunchForeign([] {});
+  Launch(kAtTrigger);
   CHECK(stream->launches == before + 2);
   CHECK(!cuda::IsCapturing(cuda::Device(0), nullptr));
 }

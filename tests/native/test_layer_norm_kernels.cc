@@ -4,11 +4,8 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <sstream>
 
 #include "ortplugin/ops/layer_norm/layer_norm.h"
-#include "ortplugin/runtime/gpu/cuda.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
@@ -138,20 +135,19 @@ int main(int argc, char** argv) {
     const auto rows = ConfigureLayerNorm(norm, shape, gpu, true);
     const NormTiles tiles = ConfigureNormTiles(norm, shape, gpu, true);
     const std::string source = rows ? LayerNormSource(norm, shape, *rows) : NormTilesSource(norm, shape, tiles);
-    std::ostringstream text;
-    text << argument << " " << test_case.name << " [" << shape.outer << ", " << shape.height << ", " << shape.groups
-         << ", " << shape.run << "] ";
+    std::string text = test::Joined(
+      argument, " ", test_case.name, " [", shape.outer, ", ", shape.height, ", ", shape.groups, ", ", shape.run, "] ");
     if (rows)
-      text << "vector " << rows->vector << " lanes " << rows->lanes << "x" << rows->groups << " items " << rows->items
-           << " rows at once " << rows->rows_at_once << " prefetch " << rows->prefetch << " line " << rows->line
-           << " blocks " << rows->min_blocks;
+      text += test::Joined("vector ", rows->vector, " lanes ", rows->lanes, "x", rows->groups, " items ", rows->items,
+        " rows at once ", rows->rows_at_once, " prefetch ", rows->prefetch, " line ", rows->line, " blocks ",
+        rows->min_blocks);
     else
-      text << "tiles of " << tiles.accesses << "x" << tiles.vector << ", " << tiles.groups << " groups, "
-           << tiles.chunks << " blocks of " << tiles.chunk << " in " << tiles.threads << " threads, batch "
-           << tiles.batch << ", one read " << tiles.one_read << " shared " << tiles.static_bytes << " + "
-           << tiles.held_bytes << " blocks " << tiles.min_blocks << " of " << tiles.blocks;
+      text += test::Joined("tiles of ", tiles.accesses, "x", tiles.vector, ", ", tiles.groups, " groups, ",
+        tiles.chunks, " blocks of ", tiles.chunk, " in ", tiles.threads, " threads, batch ", tiles.batch, ", one read ",
+        tiles.one_read, " shared ", tiles.static_bytes, " + ", tiles.held_bytes, " blocks ", tiles.min_blocks, " of ",
+        tiles.blocks);
     test::Compiled compiled(source, argument);
-    compiled.CheckRegisters(text.str());
+    compiled.CheckRegisters(text);
     for (const char* kernel : rows ? std::vector<const char*>{"layer_norm"}
         : tiles.one_read           ? std::vector<const char*>{"norm_tiles"}
                                    : std::vector<const char*>{"tile_moments", "normalize_tiles"})

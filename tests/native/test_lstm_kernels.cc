@@ -1,10 +1,7 @@
 // The kernels of FusedLSTM, in the variants that nodes can take: no local memory, and no launch asks for what the GPU
 // lacks.
 
-#include <sstream>
-
 #include "ortplugin/ops/lstm/lstm.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_main.h"
 
 using namespace ortplugin;
@@ -19,12 +16,11 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& gpu) 
           const LstmConfig config = ConfigureLstm(attributes, gpu, is_usual);
           const bool has_tiles = hidden % 16 == 0 && hidden <= (dtype == DType::kFloat ? 96 : 128);
           CHECK(config.uses_mma == (has_tiles && is_usual && gpu.has_mma_m16n8k16()));
-          std::ostringstream text;
-          text << architecture << " " << NameOf(dtype) << " " << hidden << " directions " << attributes.directions()
-               << " mma " << config.uses_mma << " threads " << config.threads;
-          if ((!is_usual && hidden != 48) || !test::IsTaken(architecture, text.str())) continue;
+          const std::string text = test::Joined(architecture, " ", NameOf(dtype), " ", hidden, " directions ",
+            attributes.directions(), " mma ", config.uses_mma, " threads ", config.threads);
+          if ((!is_usual && hidden != 48) || !test::IsTaken(architecture, text)) continue;
           test::Compiled compiled(LstmSource(attributes, config), architecture);
-          compiled.Check(text.str());
+          compiled.Check(text);
           compiled.CheckLaunch(gpu, "lstm", config.threads);
           // Constant weights are read early, those of 16 bits in pairs.
           if (architecture == "sm_90") compiled.CheckWaits(config.uses_mma ? "ld\\.global\\.nc\\.[uf]32" : "none");

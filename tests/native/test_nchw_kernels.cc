@@ -36,13 +36,13 @@ void Refuse(Contraction known, bool (*fits)(const Program&, const Contraction&, 
   known.operands.clear();
   const Program program = Program::Parse(kIdentity);
   const Refusals refusals(known, [&](const Contraction& other) { return fits(program, other, device); });
-  refusals.Check("channels last", [](Contraction* changed) { changed->channels_last = true; });
-  refusals.Check("groups", [](Contraction* changed) { changed->groups = 2; });
-  refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
-  refusals.Check("strides", [](Contraction* changed) { changed->rows().stride = 2; });
-  refusals.Check("pads", [](Contraction* changed) { changed->columns().pad_end = 1; });
-  refusals.Check("no images", [](Contraction* changed) { changed->batch = 0; });
-  refusals.Check("many channels", [](Contraction* changed) { changed->channels = 514; });
+  refusals.Check("channels last", [](auto* conv) { conv->channels_last = true; });
+  refusals.Check("groups", [](auto* conv) { conv->groups = 2; });
+  refusals.Check("a transposed one", [](auto* conv) { conv->transposed = true; });
+  refusals.Check("strides", [](auto* conv) { conv->rows().stride = 2; });
+  refusals.Check("pads", [](auto* conv) { conv->columns().pad_end = 1; });
+  refusals.Check("no images", [](auto* conv) { conv->batch = 0; });
+  refusals.Check("many channels", [](auto* conv) { conv->channels = 514; });
 }
 
 }  // namespace

@@ -2,11 +2,8 @@
 
 #include <chrono>
 #include <iostream>
-#include <sstream>
 
 #include "ortplugin/ops/pointwise/pointwise.h"
-#include "ortplugin/runtime/gpu/cuda.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
@@ -157,10 +154,9 @@ int main(int argc, char** argv) {
     const auto start = std::chrono::steady_clock::now();
     test::Compiled compiled(source, argument);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    std::ostringstream text;
-    text << argument << " " << test_case.name << ": vector " << config.vector << " items " << config.items << " modes '"
-         << Modes(config) << "' tiles " << config.tiles << "x" << config.threads << " seconds " << seconds;
-    compiled.CheckCode(text.str());
+    const std::string text = test::Joined(argument, " ", test_case.name, ": vector ", config.vector, " items ",
+      config.items, " modes '", Modes(config), "' tiles ", config.tiles, "x", config.threads, " seconds ", seconds);
+    compiled.CheckCode(text);
     // 32 operands, each broadcast in its own way, is as much as a program can ask: two registers may lack.
     const int lacking = test_case.name.find("32 ways") == 0 ? 8 : 0;
     CHECK_WITH(test::Spilled(compiled.log()) <= 2 * lacking, compiled.variant());
@@ -168,8 +164,7 @@ int main(int argc, char** argv) {
     CHECK_WITH(test::Local(compiled.log()) <= lacking || test::Contains(test_case.program, "Sin("), compiled.variant());
     compiled.CheckLaunch(gpu, "pointwise", config.threads);
     if (argument == "sm_90") compiled.CheckWaits();
-    if (test_case.vector > 0)
-      CHECK_WITH(config.vector == test_case.vector && Modes(config) == test_case.modes, text.str());
+    if (test_case.vector > 0) CHECK_WITH(config.vector == test_case.vector && Modes(config) == test_case.modes, text);
   }
   return test::Summary();
 }

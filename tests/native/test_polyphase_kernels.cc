@@ -1,7 +1,5 @@
 // Our engine for transposed convolutions with strides: no spills, and tensor cores don't wait for each MMA.
 
-#include <sstream>
-
 #include "ortplugin/ops/conv/engines/polyphase.h"
 #include "tests/native/kernel_main.h"
 #include "tests/native/wgmma_cases.h"
@@ -58,15 +56,14 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
     const PolyphaseConfig config = ConfigurePolyphase(problem, device);
     const cuda::LaunchShape launch = PolyphaseLaunch(problem, config, device);
     const std::string source = PolyphaseSource(program, problem, config);
-    std::ostringstream numbers;
-    numbers << config.tile_n << " " << config.m_tiles << " " << config.warps << " " << config.stages;
-    const std::string variant = ToString(problem.result()) + ": schedule " + numbers.str();
+    const std::string numbers = Joined(config.tile_n, " ", config.m_tiles, " ", config.warps, " ", config.stages);
+    const std::string variant = ToString(problem.result()) + ": schedule " + numbers;
     CHECK_WITH(BeforeWait(source).empty(), variant + BeforeWait(source));
-    CHECK_WITH(number >= std::size(kConfigs) || numbers.str() == kConfigs[number], variant);
+    CHECK_WITH(number >= std::size(kConfigs) || numbers == kConfigs[number], variant);
     ++number;
     CHECK_WITH(launch.blocks % (problem.rows().stride * problem.columns().stride) == 0, variant);
     if (IsTaken("polyphase", variant, 3))
-      CheckCompiles(device, source, "polyphase", problem, launch, "schedule " + numbers.str(), config.min_blocks);
+      CheckCompiles(device, source, "polyphase", problem, launch, "schedule " + numbers, config.min_blocks);
   };
   ForEachCase(Cases(), device, FitsPolyphase, check, 1);  // all: they are counted
   if (!device.has_wgmma()) return;
@@ -81,23 +78,23 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256), device));
   const Refusals refusals =
     RefusalsOfWgmma(known, [&](const Contraction& other) { return FitsPolyphase(program, other, device); });
-  refusals.Check("a plain one", [](Contraction* changed) { changed->transposed = false; });
-  refusals.Check("25 phases", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 5; });
-  refusals.Check("no strides", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 1; });
-  refusals.Check("rows that 13 bits don't count", [](Contraction* changed) { changed->rows().size = 1 << 13; });
-  refusals.Check("columns", [](Contraction* changed) { changed->columns().size = 1 << 13; });
-  refusals.Check("pads", [](Contraction* changed) { changed->columns().pad_begin = 1 << 13; });
-  refusals.Check("rows of a phase", [](Contraction* changed) { changed->rows().out = 1 << 14; });
-  refusals.Check("columns of a phase", [](Contraction* changed) { changed->columns().out = 1 << 14; });
-  refusals.Check("pixels of a phase behind an X of 4 GB", [](Contraction* changed) {
-    changed->batch = 1;
-    changed->channels = 256;
-    changed->rows().size = 1048;
-    changed->columns().size = 8000;
-    changed->rows().out = 2098;
-    changed->filters = 8;
-    changed->columns().out = 16000;
+  refusals.Check("a plain one", [](auto* conv) { conv->transposed = false; });
+  refusals.Check("25 phases", [](auto* conv) { conv->rows().stride = conv->columns().stride = 5; });
+  refusals.Check("no strides", [](auto* conv) { conv->rows().stride = conv->columns().stride = 1; });
+  refusals.Check("rows that 13 bits don't count", [](auto* conv) { conv->rows().size = 1 << 13; });
+  refusals.Check("columns", [](auto* conv) { conv->columns().size = 1 << 13; });
+  refusals.Check("pads", [](auto* conv) { conv->columns().pad_begin = 1 << 13; });
+  refusals.Check("rows of a phase", [](auto* conv) { conv->rows().out = 1 << 14; });
+  refusals.Check("columns of a phase", [](auto* conv) { conv->columns().out = 1 << 14; });
+  refusals.Check("pixels of a phase behind an X of 4 GB", [](auto* conv) {
+    conv->batch = 1;
+    conv->channels = 256;
+    conv->rows().size = 1048;
+    conv->columns().size = 8000;
+    conv->rows().out = 2098;
+    conv->filters = 8;
+    conv->columns().out = 16000;
   });
-  refusals.Check("taps that reach as far", [](Contraction* changed) { changed->columns().dilation = 3000; });
+  refusals.Check("taps that reach as far", [](auto* conv) { conv->columns().dilation = 3000; });
   CHECK(!FitsPolyphase(Program::Parse("(float16 c) => (bool p) {\n  p = Greater(c, 0)\n}"), known, device));
 }

@@ -1,11 +1,8 @@
 // The kernels of FusedPool and FusedResize, in the variants that a configuration can take: no local memory.
 
 #include <iostream>
-#include <sstream>
 
 #include "ortplugin/ops/pool/pool.h"
-#include "ortplugin/runtime/gpu/cuda.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
@@ -113,17 +110,18 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
 
 // What lies up to 1e-6 from the middle counts as the middle; every float is exact beside it.
 void TestNearest() {
+  using Pair = std::pair<int64_t, int64_t>;
   const auto both = [](float at) {
     return std::pair{
       NearestOf(NearestMode::kRoundPreferFloor, at, 1 << 30), NearestOf(NearestMode::kRoundPreferCeil, at, 1 << 30)};
   };
-  CHECK(both(3.5f) == (std::pair<int64_t, int64_t>{3, 4}));
-  CHECK(both(2 / (4 / 7.0f)) == (std::pair<int64_t, int64_t>{3, 4}));  // 3.4999998
-  CHECK(both(3.5000007f) == (std::pair<int64_t, int64_t>{3, 4}));
-  CHECK(both(3.499998f) == (std::pair<int64_t, int64_t>{3, 3}));
-  CHECK(both(3.500002f) == (std::pair<int64_t, int64_t>{4, 4}));
-  CHECK(both(-0.5f) == (std::pair<int64_t, int64_t>{0, 0}));
-  CHECK(both(8388609.0f) == (std::pair<int64_t, int64_t>{8388609, 8388609}));
+  CHECK(both(3.5f) == (Pair{3, 4}));
+  CHECK(both(2 / (4 / 7.0f)) == (Pair{3, 4}));  // 3.4999998
+  CHECK(both(3.5000007f) == (Pair{3, 4}));
+  CHECK(both(3.499998f) == (Pair{3, 3}));
+  CHECK(both(3.500002f) == (Pair{4, 4}));
+  CHECK(both(-0.5f) == (Pair{0, 0}));
+  CHECK(both(8388609.0f) == (Pair{8388609, 8388609}));
   CHECK(NearestOf(NearestMode::kFloor, 2.9999998f, 8) == 2 && NearestOf(NearestMode::kCeil, 2.0000002f, 8) == 3);
   CHECK(NearestOf(NearestMode::kCeil, 2.0f, 8) == 2 && NearestOf(NearestMode::kCeil, 7.5f, 8) == 7);
 }
@@ -142,16 +140,15 @@ int main(int argc, char** argv) {
     }
     if (!test::IsTaken(argument, test_case.name)) continue;
     test::Compiled compiled(test_case.source, argument);
-    std::ostringstream text;
-    text << argument << " " << test_case.name << ": vector " << test_case.vector << " wide " << test_case.wide
-         << " blocks " << test_case.blocks << " cluster " << test_case.cluster;
-    compiled.Check(text.str());
+    const std::string text = test::Joined(argument, " ", test_case.name, ": vector ", test_case.vector, " wide ",
+      test_case.wide, " blocks ", test_case.blocks, " cluster ", test_case.cluster);
+    compiled.Check(text);
     compiled.CheckLaunch(gpu, test_case.kernel, test_case.threads);
     CHECK_WITH(test_case.vector == test_case.wanted_vector && test_case.wide == test_case.wanted_wide &&
         test_case.cluster == test_case.wanted_cluster,
-      text.str());
+      text);
     if (argument == "sm_90") compiled.CheckWaits();
-    CHECK_WITH(test_case.blocks > 0 && test_case.blocks % test_case.cluster == 0, text.str());
+    CHECK_WITH(test_case.blocks > 0 && test_case.blocks % test_case.cluster == 0, text);
   }
   return test::Summary();
 }

@@ -2,11 +2,8 @@
 
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "ortplugin/ops/scatter/scatter_cuda.h"
-#include "ortplugin/runtime/gpu/cuda.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_main.h"
 
 using namespace ortplugin;
@@ -75,13 +72,12 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
             attributes, type, shape, choice, problem.is_int32, {problem.alignment, problem.alignment});
           const std::string source = ScatterSource(attributes, type, variant);
           if (!compiled.insert(source).second) continue;
-          std::ostringstream text;
-          text << architecture << " " << problem.name << " " << NameOfOrt(type) << " reduction "
-               << static_cast<int>(attributes.reduction) << " form " << static_cast<int>(choice.form) << " owned "
-               << choice.owned << choice.collects << " atomic " << choice.atomic << " vector " << variant.vector
-               << " whole " << variant.whole << " narrow " << variant.narrow << " wide " << variant.wide;
+          const std::string text = test::Joined(architecture, " ", problem.name, " ", NameOfOrt(type), " reduction ",
+            static_cast<int>(attributes.reduction), " form ", static_cast<int>(choice.form), " owned ", choice.owned,
+            choice.collects, " atomic ", choice.atomic, " vector ", variant.vector, " whole ", variant.whole,
+            " narrow ", variant.narrow, " wide ", variant.wide);
           test::Compiled kernels(source, architecture);
-          kernels.CheckRegisters(text.str());
+          kernels.CheckRegisters(text);
           const std::string lacking = LackingOf(architecture, kernels.log());
           CHECK_WITH(lacking.empty(), lacking + kernels.variant());
           if (architecture == "sm_90") kernels.CheckWaits();

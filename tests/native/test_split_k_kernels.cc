@@ -1,6 +1,5 @@
 // Our engine for split-K convolutions: no spills, and tensor cores don't wait for each MMA.
 
-#include <sstream>
 #include <string>
 
 #include "ortplugin/ops/conv/engines/split_k.h"
@@ -47,10 +46,9 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
     const SplitKConfig config = ConfigureSplitK(problem, device);
     const cuda::LaunchShape launch = SplitKLaunch(problem, config);
     const std::string source = SplitKSource(program, problem, config);
-    std::ostringstream numbers;
-    numbers << "columns " << config.tile_n << " split " << config.split_k << " warps " << config.warps << " stages "
-            << config.stages;
-    const std::string variant = CheckCompiles(device, source, "split_k", problem, launch, numbers.str());
+    const std::string numbers =
+      Joined("columns ", config.tile_n, " split ", config.split_k, " warps ", config.warps, " stages ", config.stages);
+    const std::string variant = CheckCompiles(device, source, "split_k", problem, launch, numbers);
     // Weights are read early where they are constant, 16 rows of them by each copy; else nothing is.
     const size_t weights = problem.constant_weights ? (config.stages - 1) * config.tile_n / 16 : 0;
     CHECK_WITH(BeforeWait(source).empty() == (weights == 0), variant);
@@ -96,14 +94,14 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   const Contraction known = Layer(kHalf, 2, 14, 128, 256, 3);
   const Refusals refusals =
     RefusalsOfWgmma(known, [&](const Contraction& other) { return FitsSplitK(program, other, device); });
-  refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
-  refusals.Check("X with channels first", [](Contraction* changed) { changed->x_channels_first = true; });
-  refusals.Check("double", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(DType::kDouble); });
-  refusals.Check("an operand that the program lacks", [](Contraction* changed) { changed->operands = {{256}}; });
-  refusals.Check("a reach beyond 29 bits", [](Contraction* changed) { changed->rows().dilation = 1 << 28; });
-  refusals.Check("no images", [](Contraction* changed) { changed->batch = 0; });
-  refusals.Check("more weights than 31 bits count", [](Contraction* changed) {
-    changed->filters = 1 << 21;
-    changed->batch = changed->rows().out = changed->columns().out = 1;
+  refusals.Check("a transposed one", [](auto* conv) { conv->transposed = true; });
+  refusals.Check("X with channels first", [](auto* conv) { conv->x_channels_first = true; });
+  refusals.Check("double", [](auto* conv) { conv->dtypes = Contraction::AllOf(DType::kDouble); });
+  refusals.Check("an operand that the program lacks", [](auto* conv) { conv->operands = {{256}}; });
+  refusals.Check("a reach beyond 29 bits", [](auto* conv) { conv->rows().dilation = 1 << 28; });
+  refusals.Check("no images", [](auto* conv) { conv->batch = 0; });
+  refusals.Check("more weights than 31 bits count", [](auto* conv) {
+    conv->filters = 1 << 21;
+    conv->batch = conv->rows().out = conv->columns().out = 1;
   });
 }

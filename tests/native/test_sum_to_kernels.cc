@@ -1,11 +1,8 @@
 // The kernels of FusedSumTo, in each of the variants that a configuration can take: no spills.
 
 #include <iostream>
-#include <sstream>
 
 #include "ortplugin/ops/sum_to/sum_to.h"
-#include "ortplugin/runtime/gpu/cuda.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
@@ -121,23 +118,22 @@ int main(int argc, char** argv) {
         return CutSums(groups[g], of, resident * on.multiprocessors);
       };
       const SumPieces pieces = cut(config, gpu);
-      std::ostringstream text;
-      text << argument << " " << test_case.name << " " << g << ": vector " << config.vector << " items " << config.items
-           << " threads " << config.kept_threads << "x" << config.summed_threads << " modes '" << Modes(config, pieces)
-           << "' blocks " << pieces.kept_blocks << "x" << pieces.chunks;
-      compiled.Check(text.str());
+      const std::string text = test::Joined(argument, " ", test_case.name, " ", g, ": vector ", config.vector,
+        " items ", config.items, " threads ", config.kept_threads, "x", config.summed_threads, " modes '",
+        Modes(config, pieces), "' blocks ", pieces.kept_blocks, "x", pieces.chunks);
+      compiled.Check(text);
       if (argument == "sm_90") compiled.CheckWaits();
       // Every index has a piece, and no piece is empty but that of a sum of nothing.
       const int64_t summed = groups[g].summed_elements / (config.along ? config.vector : 1);
       CHECK_WITH(pieces.chunk_size * (pieces.chunks - 1) < std::max<int64_t>(1, summed) &&
           pieces.chunk_size * pieces.chunks >= summed,
-        text.str());
+        text);
       compiled.CheckLaunch(gpu, "sum_to", threads);
       if (pieces.chunks > 1) compiled.CheckLaunch(gpu, "add_chunks", 256);
       // What is streamed and what is cut depends on the GPU: the cases say it of an H200.
       const SumConfig known = ConfigureSums(sums, groups[g], h200, test_case.aligned);
       if (g == 0 && test_case.vector > 0)
-        CHECK_WITH(config.vector == test_case.vector && Modes(known, cut(known, h200)) == test_case.modes, text.str());
+        CHECK_WITH(config.vector == test_case.vector && Modes(known, cut(known, h200)) == test_case.modes, text);
     }
   }
   return test::Summary();

@@ -1,10 +1,7 @@
 // The kernels of FusedTranspose, in the variants that shapes can take: no local memory, and no launch asks for what the
 // GPU lacks.
 
-#include <sstream>
-
 #include "ortplugin/ops/transpose/transpose.h"
-#include "tests/native/check.h"
 #include "tests/native/kernel_main.h"
 
 using namespace ortplugin;
@@ -52,16 +49,15 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& gpu) 
     const std::vector<int64_t> starts(each.shape.size()), ends(each.shape.size(), INT64_MAX);
     const TransposeConfig config =
       ConfigureTranspose(FitTranspose({each.perm, starts, ends}, each.shape, each.element), gpu, each.alignment);
-    std::ostringstream text;
-    text << architecture << " " << each.name << ": tiled " << config.is_tiled << " unit " << config.unit << " read "
-         << config.read << " write " << config.write << " axes " << config.axes << " wide " << config.wide
-         << " threads " << config.threads << " blocks " << config.blocks << " shared " << config.shared_bytes;
+    const std::string text = test::Joined(architecture, " ", each.name, ": tiled ", config.is_tiled, " unit ",
+      config.unit, " read ", config.read, " write ", config.write, " axes ", config.axes, " wide ", config.wide,
+      " threads ", config.threads, " blocks ", config.blocks, " shared ", config.shared_bytes);
     CHECK_WITH(config.is_tiled == each.is_tiled && config.unit == each.unit && config.read == each.read &&
         config.write == each.write && config.axes == each.axes && config.wide == each.wide,
-      text.str());
+      text);
     if (!test::IsTaken(architecture, each.name)) continue;
     test::Compiled compiled(TransposeSource(config), architecture);
-    compiled.Check(text.str());
+    compiled.Check(text);
     compiled.CheckLaunch(gpu, TransposeName(config), config.threads, config.shared_bytes);
     if (architecture == "sm_90") compiled.CheckWaits();
   }

@@ -2,7 +2,6 @@
 // what every such kernel owes.
 #pragma once
 
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,10 +79,10 @@ inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, con
   const char* kernel, const Contraction& problem, const ortplugin::cuda::LaunchShape& launch, const std::string& config,
   int min_blocks = 1) {
   Compiled compiled(source, "sm_90a");
-  std::ostringstream text;
-  text << NameOf(problem.dtype()) << " " << problem.channels << " to " << ortplugin::ToString(problem.result()) << ": "
-       << config << ", " << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes << " bytes,";
-  compiled.Check(text.str());
+  const std::string text =
+    Joined(NameOf(problem.dtype()), " ", problem.channels, " to ", ortplugin::ToString(problem.result()), ": ", config,
+      ", ", launch.blocks, "x", launch.threads, " with ", launch.shared_bytes, " bytes,");
+  compiled.Check(text);
   CHECK_WITH(!Contains(compiled.log(), "serialized"), compiled.log());
   compiled.CheckLaunch(device, kernel, launch.threads, launch.shared_bytes, {min_blocks});
   CHECK_WITH(launch.blocks > 0, compiled.variant());
@@ -93,11 +92,11 @@ inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, con
 // Those of every engine for Hopper's tensor cores, and more that a test adds.
 inline Refusals RefusalsOfWgmma(const Contraction& known, Refusals::Fits fits, bool takes_any_filters = false) {
   const Refusals refusals(known, std::move(fits));
-  refusals.Check("float32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(kFloat); });
-  refusals.Check("groups", [](Contraction* changed) { changed->groups = 2; });
-  refusals.Check("12 channels", [](Contraction* changed) { changed->channels = 12; });
-  if (!takes_any_filters) refusals.Check("12 filters", [](Contraction* changed) { changed->filters = 12; });
-  refusals.Check("Y with channels first", [](Contraction* changed) { changed->y_channels_first = true; });
+  refusals.Check("float32", [](auto* conv) { conv->dtypes = Contraction::AllOf(kFloat); });
+  refusals.Check("groups", [](auto* conv) { conv->groups = 2; });
+  refusals.Check("12 channels", [](auto* conv) { conv->channels = 12; });
+  if (!takes_any_filters) refusals.Check("12 filters", [](auto* conv) { conv->filters = 12; });
+  refusals.Check("Y with channels first", [](auto* conv) { conv->y_channels_first = true; });
   return refusals;
 }
 

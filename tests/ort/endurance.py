@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from node_cases import model_with
-from onnx import helper
+from onnx.helper import make_node
 from onnx_models import built
 from threads import in_threads
 
@@ -145,9 +145,9 @@ def failing():
   """A model, and feeds that its operators refuse: an index that lies outside, shapes that do not fit."""
   text = "(float c, float b) => (float y) { y = Add(c, b) }"
   nodes = [
-    helper.make_node("ScatterND", ["x", "i", "u"], ["s"], "scatter", domain=DOMAIN),
-    helper.make_node("FusedConv", ["s", "w", "b"], ["y"], "convolution", domain=DOMAIN, program=text),
-    helper.make_node("FusedPointwise", ["y", "b"], ["z"], "pointwise", domain=DOMAIN, program=text),
+    make_node("ScatterND", ["x", "i", "u"], ["s"], "scatter", domain=DOMAIN),
+    make_node("FusedConv", ["s", "w", "b"], ["y"], "convolution", domain=DOMAIN, program=text),
+    make_node("FusedPointwise", ["y", "b"], ["z"], "pointwise", domain=DOMAIN, program=text),
   ]
   inputs = "float[?,?,?,?] x, u, w, float[?,?,?] b, int64[?,?] i"
   made = built(nodes, inputs, "float[] z", 18, 9, domains=[DOMAIN])
@@ -163,7 +163,7 @@ def refused_models():
   """Models whose sessions can't be made for one node behind all the others: its program, dtype or attribute."""
   texts = ("", "(float x) => (float y) { y = Relu(z) }", "(int32 x) => (int32 y) { y = Exp(x) }")
   nodes = [
-    helper.make_node(name, ["x"], ["y"], name, domain=DOMAIN, **attributes)
+    make_node(name, ["x"], ["y"], name, domain=DOMAIN, **attributes)
     for name, attributes in [
       *(("FusedPointwise", {"program": text}) for text in texts),
       ("FusedAttention", {"qkv_dtype": "float", "heads": 4, "kv_heads": 3}),

@@ -6,6 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from node_cases import OPSET, UNIT_ROUNDOFF, bits
+from onnx_models import serialized
 
 import ortplugin
 from ort.refusals import assert_blamed
@@ -25,12 +26,12 @@ def options(threads=0):
 
 
 def make(model, threads=0):
-  return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
+  return onnxruntime.InferenceSession(serialized(model), options(threads), providers=CPU_ONLY)
 
 
 def plain(model):
   """Without the library."""
-  return onnxruntime.InferenceSession(model, providers=CPU_ONLY)
+  return onnxruntime.InferenceSession(serialized(model), providers=CPU_ONLY)
 
 
 def run(session, case):

@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 from onnx import NodeProto, helper, numpy_helper
-from onnx_models import add_weights, parametrize
+from onnx_models import add_weights, one_in, parametrize, raises
 
 from ort.host import make
 from ortplugin.cli import main
@@ -137,7 +137,7 @@ def outputs(session):
   return list(session.run(None, feeds))
 
 
-@pytest.mark.one_in(4)
+@one_in(4)
 @parametrize("what", MODELS)
 def test_is_optimized_and_computes_the_same(what, tmp_path):
   model = MODELS[what]()
@@ -180,7 +180,7 @@ def test_a_cycle_is_refused_with_its_nodes(tmp_path):
     (built(f"[if] t = {branches('t')}", inputs="float[2,4] x, bool c"), r"'if' \(If\) -> 'if' \(If\)"),
   ):
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelError, match=f"cycle: {words}; export"):
+    with raises(ModelError, f"cycle: {words}; export"):
       load(path)
 
 
@@ -218,7 +218,7 @@ def test_opset_6_is_upgraded_where_onnx_runtime_runs_it(tmp_path):
     try:
       session = onnxruntime.InferenceSession(path, _quiet())
     except Exception:
-      with pytest.raises(ModelError, match=r"opset 6 to 11: node '\w+' \(\w+\) changed before opset 7; export"):
+      with raises(ModelError, r"opset 6 to 11: node '\w+' \(\w+\) changed before opset 7; export"):
         upgrade(load(path).proto)
       refused += 1
       continue

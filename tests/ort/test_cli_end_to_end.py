@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from exported import DATA
 from mistakes import check_mistake
-from onnx_models import parsed
+from onnx_models import ones, parsed
 
 import ortplugin
 from ortplugin.optimizer import api, pipeline
@@ -78,9 +78,9 @@ def failed(done):
 
 
 @pytest.fixture
-def passes(monkeypatch):
+def passes(patch):
   """Sets the passes that there are."""
-  return lambda *table: monkeypatch.setattr(pipeline, "TABLE", table)
+  return lambda *table: patch(pipeline, "TABLE", table)
 
 
 # ---- the main job
@@ -220,14 +220,14 @@ def test_guilty_rewrites_can_be_dropped(tmp_path, run, passes):
   assert {node.op_type for node in onnx.load(out).graph.node} == {node.op_type for node in two_adds().graph.node}
 
 
-def test_bodies_of_functions_can_be_to_blame(tmp_path, run, monkeypatch, passes):
+def test_bodies_of_functions_can_be_to_blame(tmp_path, run, patch, passes):
   def wrong(model):
     result = onnx.ModelProto()
     result.CopyFrom(model)
     result.graph.node[0].op_type = "Neg"
     return result, {"local::f": 2}, []
 
-  monkeypatch.setattr(api, "inline_functions", wrong)
+  patch(api, "inline_functions", wrong)
   passes(Rename("rename", renamed))
   source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
   status, _, errors = run(source, "-o", out, "--report", report_path)
@@ -298,7 +298,7 @@ def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path, run, passes):
   assert not out.exists()
   for remedy in ("--inputs", "--input-shape", "--no-verify"):
     assert remedy in errors
-  np.savez(tmp_path / "data.npz", x=np.ones(6, np.float32), shape=np.int64([2, 3]))
+  np.savez(tmp_path / "data.npz", x=ones(6), shape=np.int64([2, 3]))
   assert run(source, "-o", out, "--inputs", tmp_path / "data.npz")[0] == 0
 
 

@@ -6,11 +6,11 @@ from functools import partial
 
 import numpy as np
 import onnx
-import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made
 from node_cases import OPSET, planar, typed
 from onnx import TensorProto, helper
-from onnx_models import built, computed, parametrize
+from onnx.helper import make_node
+from onnx_models import built, computed, parametrize, raises
 from threads import in_threads
 
 from ort.host import assert_equals_reference, assert_inferred, assert_refused, assert_runs_repeat, make, plain, run
@@ -62,7 +62,7 @@ def test_equals_onnx_runtimes_own_conv(name):
   x, w, attributes = GEOMETRIES[name]
   case = made(f"own {name}", typed(BIAS_RELU, "float"), "float", x, w, **attributes)
   arrays = case.inputs()
-  nodes = [helper.make_node("Conv", ["X", "W", "bias"], ["c"], **attributes), helper.make_node("Relu", ["c"], ["y"])]
+  nodes = [make_node("Conv", ["X", "W", "bias"], ["c"], **attributes), make_node("Relu", ["c"], ["y"])]
   weights = {"W": arrays[1], "bias": arrays[2].reshape(-1)}
   model = built(nodes, f"float[{','.join(map(str, x))}] X", "float[] y", OPSET, 9, weights=weights)
   (wanted,) = computed(model, {"X": arrays[0]})
@@ -159,7 +159,7 @@ def test_weights_that_a_caller_may_override():
   model = onnx.load_model_from_string(case.model())
   x, w, bias = case.inputs()
   model.graph.input.append(helper.make_tensor_value_info("W", TensorProto.FLOAT16, w.shape))
-  session = make(model.SerializeToString())
+  session = make(model)
   check(case, session.run(None, case.feeds()))
   other = (w.astype(np.float64) * 0.5).astype(np.float16)
   for weights in (other, w, other):
@@ -229,7 +229,7 @@ def test_a_wrong_node_is_refused(name):
   dtypes = [np.dtype(helper.tensor_dtype_to_np_dtype(each)) for each in wrong.dtypes or (FLOAT,) * 3]
   types = [TensorType(dtype, shape) for dtype, shape in zip(dtypes, wrong.fed or wrong.shapes, strict=True)]
   words = "" if name in IN_OTHER_WORDS else re.escape(wrong.words)
-  with pytest.raises(ModelError, match=rf"node 'culprit' \(FusedConv\): .*{words}"):
+  with raises(ModelError, rf"node 'culprit' \(FusedConv\): .*{words}"):
     OPERATOR.infer_shapes(node, types)
 
 
@@ -255,14 +255,14 @@ def test_a_chain_of_convolutions():
   relu, residual = typed(BIAS_RELU, "float16"), typed(RESIDUAL_RELU, "float16")
   shared = planar(domain="ortplugin", layout="NHWC", kernel_shape=3, pads=1)
   nodes = [
-    helper.make_node("FusedConv", ["x", "w0", "b"], ["h0"], "a", program=relu, **shared),
-    helper.make_node("FusedConv", ["h0", "w1", "b"], ["h1"], "b", program=relu, **shared),
-    helper.make_node("FusedConv", ["h1", "w2", "b", "h0"], ["y"], "c", program=residual, **shared),
+    make_node("FusedConv", ["x", "w0", "b"], ["h0"], "a", program=relu, **shared),
+    make_node("FusedConv", ["h0", "w1", "b"], ["h1"], "b", program=relu, **shared),
+    make_node("FusedConv", ["h1", "w2", "b", "h0"], ["y"], "c", program=residual, **shared),
   ]
   constants = {"b": rng.standard_normal(8).astype(np.float16), **{f"w{i}": each for i, each in enumerate(weights)}}
   image = "float16[n,9,7,8]"
   model = built(nodes, f"{image} x", f"{image} y", OPSET, 9, domains=["ortplugin"], weights=constants)
-  session = make(model.SerializeToString())
+  session = make(model)
   x = rng.standard_normal((4, 9, 7, 8)).astype(np.float16)
   (found,) = session.run(None, {"x": x})
   values = {"x": x, **constants}
@@ -275,9 +275,9 @@ def test_float16_between_nodes_that_have_none_on_the_cpu():
   """ONNX Runtime computes Conv in float there, and gives a node between two of them float instead of float16."""
   text = "(float16 c) => (float16 y) { h = Cast<to=float16>(c) y = Relu(h) }"
   nodes = [
-    helper.make_node("Conv", ["a", "w"], ["x"]),
-    helper.make_node("FusedConv", ["x", "w"], ["y"], "between", domain="ortplugin", program=text),
-    helper.make_node("Conv", ["y", "w"], ["z"]),
+    make_node("Conv", ["a", "w"], ["x"]),
+    make_node("FusedConv", ["x", "w"], ["y"], "between", domain="ortplugin", program=text),
+    make_node("Conv", ["y", "w"], ["z"]),
   ]
   rng = np.random.default_rng(0)
   a, w = rng.standard_normal((2, 4, 9, 9)).astype(np.float16), rng.standard_normal((4, 4, 3, 3)).astype(np.float16)

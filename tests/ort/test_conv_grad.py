@@ -1,9 +1,9 @@
 """ConvGrad in ONNX Runtime on the CPU: its reference; shapes; threads; what is refused."""
 
-import numpy as np
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
 from node_cases import typed
+from onnx_models import zeros
 
 import ortplugin
 from ort.host import assert_equals_reference, make, on_any_threads, run
@@ -94,5 +94,5 @@ def test_wrong_shapes_of_a_run_leave_the_session_whole():
   session = make(case.model([None] * 3))
   feeds = case.feeds()
   with pytest.raises(Exception, match="X and S have different batches"):
-    ortplugin.run(session, {**feeds, "X": np.zeros((5, 3, 7, 9), np.float32)})
+    ortplugin.run(session, {**feeds, "X": zeros(5, 3, 7, 9)})
   check(case, run(session, case))

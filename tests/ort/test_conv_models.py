@@ -8,10 +8,9 @@ from collections import Counter
 
 import numpy as np
 import onnx
-import pytest
 from exported import DATA
 from onnx import numpy_helper
-from onnx_models import nodes_of, parametrize
+from onnx_models import nodes_of, one_in, parametrize
 
 from models.light import NAMES as NETWORKS, path, randomized
 from ort.host import verify
@@ -65,7 +64,7 @@ def layouts(model):
   return Counter(found)
 
 
-@pytest.mark.one_in(2)
+@one_in(2)
 @parametrize("name", NAMES)
 def test_channels_first(name):
   original = original_of(name)
@@ -77,7 +76,7 @@ def test_channels_first(name):
   verify(original, optimized)
 
 
-@pytest.mark.one_in(2)
+@one_in(2)
 @parametrize("name", NAMES)
 def test_channels_last(name):
   original = original_of(name)
@@ -99,7 +98,7 @@ def check_channels_last(name, original, optimized):
   assert layouts(optimized)["NHWC"] == convolutions + linear
 
 
-@pytest.mark.one_in(2)
+@one_in(2)
 @parametrize("name", NAMES)
 def test_in_float16_channels_are_last(name):
   original = half(original_of(name))
@@ -110,7 +109,7 @@ def test_in_float16_channels_are_last(name):
   assert set(layouts(first)) == {"NCHW"}
 
 
-@pytest.mark.one_in(2)
+@one_in(2)
 @parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
 def test_networks_of_the_onnx_package(name):
   original = randomized(name, logits=True)
@@ -120,7 +119,7 @@ def test_networks_of_the_onnx_package(name):
   verify(original, optimized)
 
 
-@pytest.mark.one_in(11)
+@one_in(11)
 @parametrize("name", NETWORKS)
 def test_all_of_them_as_they_are(name):
   """Weights too large to be folded are computed: these have a Transpose. What else ends a region: LRN and Flatten."""

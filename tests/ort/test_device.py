@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from fake_cupy import DeviceSession, FakeCupy
-from onnx_models import parametrize, parsed
+from onnx_models import ones, parametrize, parsed, raises, zeros
 
 import ortplugin
 from ort.host import CPU_ONLY
@@ -23,9 +23,9 @@ UP, DOWN = ("upload", (2, 6)), ("download", (2,))
 
 
 @pytest.fixture
-def cupy(monkeypatch):
+def cupy(patch):
   made = FakeCupy()
-  monkeypatch.setattr(device, "cupy_module", lambda: made)
+  patch(device, "cupy_module", lambda: made)
   return made
 
 
@@ -116,23 +116,23 @@ def test_bfloat16_and_empty_arrays(cupy):
 def test_an_array_of_another_gpu_or_what_is_no_tensor_is_refused(cupy):
   elsewhere = cupy.asarray(X[0])
   elsewhere.device.id = 1
-  with pytest.raises(UsageError, match="on GPU 1, the session runs on GPU 0"):
+  with raises(UsageError, "on GPU 1, the session runs on GPU 0"):
     ortplugin.run(identity(), {"x": elsewhere})
-  with pytest.raises(UsageError, match="is int32"):
+  with raises(UsageError, "is int32"):
     ortplugin.run(identity(), {"x": cupy.asarray(X[0].astype(np.int32))})
-  with pytest.raises(UsageError, match="no dense tensor"):
+  with raises(UsageError, "no dense tensor"):
     ortplugin.run(identity("seq(float[n])"), {"x": [X]})
 
 
 def test_without_cupy(monkeypatch):
   monkeypatch.setitem(sys.modules, "cupy", None)
-  with pytest.raises(RuntimeMissingError, match=r"CuPy.*ortplugin\[gpu\]"):
+  with raises(RuntimeMissingError, r"CuPy.*ortplugin\[gpu\]"):
     ortplugin.run(identity(), {"x": X[0]})
 
 
 def test_a_graph_is_captured_once_per_shape_and_replayed(cupy):
   made = identity(graph=True)
-  small, large = cupy.asarray(np.zeros(3, np.float32)), cupy.asarray(np.ones(5, np.float32))
+  small, large = cupy.asarray(zeros(3)), cupy.asarray(ones(5))
   first, other = (ortplugin.run(made, {"x": given})["y"] for given in (small, large))
   small.array[...] = 7
   kept = ortplugin.run(made, {"x": small}, copy=True)["y"]
@@ -161,7 +161,7 @@ def test_state_goes_with_its_session(cupy):
 @parametrize("graph", [False, True])
 def test_dtypes_are_checked_wherever_the_array_is(cupy, graph):
   for wrong in ({"x": X, "shape": shape(3, 4).astype(np.int32)}, {"x": X.astype(np.float64), "shape": shape(3, 4)}):
-    with pytest.raises(UsageError, match="convert it with"):
+    with raises(UsageError, "convert it with"):
       ortplugin.run(session(graph), wrong)
 
 
@@ -191,7 +191,7 @@ def test_a_replay_holds_its_feeds(cupy):
   assert cupy.log == []
 
 
-def test_a_capture_that_failed_is_made_again(cupy, monkeypatch):
+def test_a_capture_that_failed_is_made_again(cupy, patch):
   made = session(True)
   whole, failures = made.run_with_iobinding, [RuntimeError("not while a stream is captured")]
 
@@ -200,8 +200,8 @@ def test_a_capture_that_failed_is_made_again(cupy, monkeypatch):
       raise failures.pop()
     whole(binding, options)
 
-  monkeypatch.setattr(made, "run_with_iobinding", run)
-  with pytest.raises(RuntimeError, match="captured"):
+  patch(made, "run_with_iobinding", run)
+  with raises(RuntimeError, "captured"):
     ortplugin.run(made, {"x": X, "shape": shape(3, 4)})
   assert not device._states[made].graphs
   assert np.array_equal(ortplugin.run(made, {"x": X, "shape": shape(3, 4)})["y"].array, 2 * X.reshape(3, 4))
@@ -219,22 +219,22 @@ COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
     ("y = Neg(x)", None),
   ],
 )
-def test_what_counts_on_the_host_is_not_captured(nodes, words, monkeypatch):
+def test_what_counts_on_the_host_is_not_captured(nodes, words, patch):
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
   model = parsed(COUNTING % nodes, 18).SerializeToString()
   session = onnxruntime.InferenceSession(model, options, providers=CPU_ONLY)
   core.check_captured(session)  # nothing runs on a GPU
-  monkeypatch.setattr(core, "CUDA", core.CPU)
-  with pytest.raises(UsageError, match=words) if words else nullcontext():
+  patch(core, "CUDA", core.CPU)
+  with raises(UsageError, words) if words else nullcontext():
     core.check_captured(session)
 
 
-def test_random_numbers_that_a_graph_repeats(monkeypatch):
+def test_random_numbers_that_a_graph_repeats(patch):
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
   model = parsed(COUNTING % "[noise] y = RandomNormalLike(x)", 18)
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=CPU_ONLY)
-  monkeypatch.setattr(core, "CUDA", core.CPU)
+  patch(core, "CUDA", core.CPU)
   with pytest.warns(UserWarning, match=r"node 'noise' \(RandomNormalLike\) draws the same numbers in each replay"):
     core.check_captured(session)

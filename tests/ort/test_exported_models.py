@@ -62,12 +62,12 @@ def feeds_of(name, rng, rows=None):
 
 def run_plain(model, feeds):
   """The model's only output from an ONNX Runtime that has not loaded the library."""
-  session = plain(model.SerializeToString())
+  session = plain(model)
   return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
 
 
 def run_with_library(model, feeds):
-  session = make(model.SerializeToString())
+  session = make(model)
   return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
 
 

@@ -8,11 +8,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx_models import add_weights, parametrize, parsed
+from onnx_models import add_weights, parametrize, parsed, raises, zeros
 
 from ort import dying
 from ort.test_verify_graphs import Rename
@@ -130,24 +129,24 @@ def test_a_defect_is_no_verdict(tmp_path):
   """It comes back as the error that it is, with the traceback of the process, and harms nothing."""
   with closing(Child(dying.Dying, Question(saved(tmp_path, ""), b""))) as child:
     for _ in range(2):
-      with pytest.raises(RuntimeError, match=r"TypeError: .*verify") as caught:
+      with raises(RuntimeError, r"TypeError: .*verify") as caught:
         child.call("verify", seconds=lambda doing: 60)
     assert "Traceback" in str(caught.value.__cause__)
 
 
 def test_an_object_that_can_not_be_made(tmp_path):
   child = Child(dying.Refused, Question(saved(tmp_path, ""), b""))
-  with pytest.raises(UsageError, match="not for you"):
+  with raises(UsageError, "not for you"):
     child.call("anything", seconds=lambda doing: 60)
   child.close()
 
 
-def test_a_process_that_does_not_start(monkeypatch, tmp_path):
-  monkeypatch.setattr(sys, "executable", "/bin/false")
-  with closing(process(tmp_path)) as judge, pytest.raises(VerificationError, match="ended with status 1"):
+def test_a_process_that_does_not_start(patch, tmp_path):
+  patch(sys, "executable", "/bin/false")
+  with closing(process(tmp_path)) as judge, raises(VerificationError, "ended with status 1"):
     judge.load_original(CPU)
-  monkeypatch.setattr(sys, "executable", "")
-  with closing(process(tmp_path)) as judge, pytest.raises(Exception, match="optimize-model"):
+  patch(sys, "executable", "")
+  with closing(process(tmp_path)) as judge, raises(Exception, "optimize-model"):
     judge.load_original(CPU)
 
 
@@ -212,7 +211,7 @@ verifier.close()
 
 def test_inputs_need_no_weights():
   model = parsed("g (int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z) { y = Gather(table, i) z = Abs(x) }")
-  table = np.zeros((7, 64), np.float32)
+  table = zeros(7, 64)
   add_weights(model, table=table)
   light = without_weights(model)
   assert len(light.SerializeToString()) < 500
@@ -227,9 +226,9 @@ def test_inputs_need_no_weights():
 
 
 @parametrize("fault", ["segmentation", "abort"])
-def test_the_rewrite_that_makes_onnx_runtime_die_is_named(tmp_path, monkeypatch, capsys, fault):
-  monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)))
+def test_the_rewrite_that_makes_onnx_runtime_die_is_named(tmp_path, patch, capsys, fault):
+  patch(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
+  patch(pipeline, "TABLE", (Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)))
   saved(tmp_path, "neg", "in.onnx")
   command = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--provider", "cpu"]
   assert main(command) == 1
@@ -242,9 +241,9 @@ def test_the_rewrite_that_makes_onnx_runtime_die_is_named(tmp_path, monkeypatch,
   assert onnx.load(tmp_path / "out.onnx").graph.node[0].name == "fine"
 
 
-def test_an_original_that_makes_onnx_runtime_die(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", "Abs", "fine"),))
+def test_an_original_that_makes_onnx_runtime_die(tmp_path, patch, capsys):
+  patch(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
+  patch(pipeline, "TABLE", (Rename("rename", "Abs", "fine"),))
   saved(tmp_path, "segmentation", "in.onnx")
   assert main([str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx")]) == 1
   error = capsys.readouterr().err

@@ -62,8 +62,8 @@ def test_what_loses_in_one_mode_is_taken_back(run, mode, guilty):
 
 
 @pytest.mark.parametrize("searches", [2, -1])
-def test_where_all_loses_or_searches_end_the_original_is_written(run, tmp_path, monkeypatch, searches):
-  monkeypatch.setattr(api, "_SEARCHES", searches)
+def test_where_all_loses_or_searches_end_the_original_is_written(run, tmp_path, patch, searches):
+  patch(api, "_SEARCHES", searches)
   text, report, _ = run(lambda names, mode: 10 + len(names) if searches == 2 else 20 if "abs" in names else 9)
   assert onnx.load(tmp_path / "out.onnx") == onnx.load(tmp_path / "in.onnx")
   assert report["taken_back"]
@@ -111,8 +111,8 @@ class Delay:
     return PassResult((Change(self.name, ("abs",), ""),), ())
 
 
-def test_on_the_cpu_where_it_is_asked_for(monkeypatch):
-  monkeypatch.setattr(pipeline, "TABLE", (Rename("neg", "Neg"), Delay()))
+def test_on_the_cpu_where_it_is_asked_for(patch):
+  patch(pipeline, "TABLE", (Rename("neg", "Neg"), Delay()))
   model = parsed(MODEL.replace("4,8", "512,512"))
   _, report = ortplugin.optimize(model, verify=True, providers=["cpu"])
   assert set(report.rewrites) == {"neg", "delay"}

@@ -10,8 +10,9 @@ import onnxruntime
 import pytest
 from layer_norm_cases import AFFINE, BARE, CASES, RESIDUAL, Case, by_name, check, expect, model_of
 from node_cases import OPSET, model_with, typed
-from onnx import TensorProto, helper
-from onnx_models import built, parametrize
+from onnx import TensorProto
+from onnx.helper import make_node
+from onnx_models import built, ones, parametrize, raises
 from tampering import mangled
 from threads import in_threads
 
@@ -75,7 +76,7 @@ def test_the_decomposition_runs_without_the_library(case):
 @parametrize("width", [1, 7, 33, 768, 1023, 5140])
 def test_equals_the_runtimes_own_operator(dtype, width):
   case = Case(f"own {width} {dtype}", typed(AFFINE, dtype), ((11, width), (width,), (width,)))
-  own = helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["y"], epsilon=1e-5)
+  own = make_node("LayerNormalization", ["x", "gamma", "beta"], ["y"], epsilon=1e-5)
   theirs = plain(model_of(case.text, case.shapes, [own]))
   (wanted,), (got,) = run(theirs, case), run(make(case.model()), case)
   tolerance = {"float16": 4e-3, "float": 2e-5, "double": 1e-12}[dtype]
@@ -116,10 +117,10 @@ def test_unknown_ranks_stay_unknown_until_the_run():
 
 def test_unnamed_dimensions_meet_known_ones():
   """A dimension that inference can't tell must not look like a number to the node behind."""
-  nodes = [Case("", typed(BARE, "float"), ((4, 8),)).node(), helper.make_node("Add", ["y", "w"], ["z"])]
+  nodes = [Case("", typed(BARE, "float"), ((4, 8),)).node(), make_node("Add", ["y", "w"], ["z"])]
   session = make(model_with(nodes, [("x", "float", [None, 8]), ("w", "float", [4, 8])], [("z", "float")]))
   assert session.get_outputs()[0].shape == [4, 8]
-  x = np.ones((4, 8), np.float32)
+  x = ones(4, 8)
   assert (session.run(None, {"x": x, "w": x})[0] == 1).all()
 
 
@@ -133,10 +134,10 @@ def test_each_result_has_its_own_dtype():
 def test_inferred_shapes_reach_other_nodes():
   """An output without a declared type, and a node behind ours that needs the shape."""
   node = Case("", typed(BARE, "float"), ((2, 8),)).node()
-  nodes = [node, helper.make_node("Shape", ["y"], ["shape"]), helper.make_node("Neg", ["y"], ["z"])]
+  nodes = [node, make_node("Shape", ["y"], ["shape"]), make_node("Neg", ["y"], ["z"])]
   model = built(nodes, {"x": ("float", ["n", 8])}, {}, OPSET, 9, domains=["ortplugin"])
   model.graph.output.extend([onnx.ValueInfoProto(name="shape"), onnx.ValueInfoProto(name="z")])
-  session = make(model.SerializeToString())
+  session = make(model)
   assert [(output.type, output.shape) for output in session.get_outputs()] == [
     ("tensor(int64)", [2]),
     ("tensor(float)", ["n", 8]),
@@ -250,7 +251,7 @@ def test_a_tampered_program_never_crashes(seed):
   node = wrong("", text, ((3, 8), (3, 1), (8,)), (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.FLOAT))
   model = onnx.load_model_from_string(node.model())
   model.graph.node[0].output.append("e")
-  feeds = {"p0": np.ones((3, 8), np.float32), "p1": np.ones((3, 1), bool), "p2": np.ones(8, np.float32)}
+  feeds = {"p0": ones(3, 8), "p1": np.ones((3, 1), bool), "p2": ones(8)}
   assert_runs_or_names_the_node(model.SerializeToString(), feeds)
 
 
@@ -364,10 +365,10 @@ def test_the_library_needs_no_cuda(library):
 @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="this ONNX Runtime has the CUDA provider")
 def test_cuda_without_a_cuda_build_is_explained():
   model = model_of(typed(BARE, "float"), ((2, 8),))
-  with pytest.raises(RuntimeMissingError, match="has no CUDA provider; remove it and install onnxruntime-gpu"):
+  with raises(RuntimeMissingError, "has no CUDA provider; remove it and install onnxruntime-gpu"):
     ortplugin.session(model, ["cuda"])
   # ONNX Runtime itself warns and goes on with what it has.
   with pytest.warns(UserWarning, match="'CUDAExecutionProvider' is not in available provider names"):
     session = onnxruntime.InferenceSession(model, options(), providers=[CUDA, *CPU_ONLY])
   assert session.get_providers() == CPU_ONLY
-  assert session.run(None, {"x": np.ones((2, 8), np.float32)})[0].shape == (2, 8)
+  assert session.run(None, {"x": ones(2, 8)})[0].shape == (2, 8)

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import onnx
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ortplugin
 from models import demo, minilm
@@ -37,11 +38,11 @@ def model():
 @needs_weights
 def test_the_built_model_computes_the_published_embedding(model):
   onnx.checker.check_model(model, full_check=True)
-  session = plain(model.SerializeToString())
+  session = plain(model)
   # the second sentence is longer, so the first one is padded and its mask counts
   embeddings = embed(session, [KNOWN_SENTENCE, " ".join(SENTENCES)])
-  np.testing.assert_allclose(embeddings[0, :8], KNOWN_EMBEDDING, rtol=0, atol=1e-6)
-  np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, rtol=1e-6)
+  assert_allclose(embeddings[0, :8], KNOWN_EMBEDDING, rtol=0, atol=1e-6)
+  assert_allclose(np.linalg.norm(embeddings, axis=1), 1, rtol=1e-6)
 
 
 @needs_weights
@@ -50,12 +51,12 @@ def test_all_norms_are_fused_and_embeddings_agree(model, tmp_path):
   assert fused_norms(optimized) == minilm.config().norms == 13
   path = tmp_path / "minilm.onnx"
   onnx.save(optimized, path)
-  wanted = embed(plain(model.SerializeToString()), list(SENTENCES))
+  wanted = embed(plain(model), list(SENTENCES))
   got = embed(ortplugin.session(path, providers=["CPUExecutionProvider"]), list(SENTENCES))
-  np.testing.assert_allclose(got, wanted, rtol=0, atol=MAX_DIFFERENCE)
-  np.testing.assert_array_equal(nearest(got), nearest(wanted))
+  assert_allclose(got, wanted, rtol=0, atol=MAX_DIFFERENCE)
+  assert_array_equal(nearest(got), nearest(wanted))
   # the sentences come in pairs
-  np.testing.assert_array_equal(nearest(got), np.arange(len(SENTENCES)) ^ 1)
+  assert_array_equal(nearest(got), np.arange(len(SENTENCES)) ^ 1)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -72,13 +73,13 @@ def test_a_small_bert_agrees(dtype, rng, tmp_path):
     "attention_mask": np.ones((3, 11), np.int64),
     "token_type_ids": rng.integers(0, 2, (3, 11)),
   }
-  wanted = plain(model.SerializeToString()).run(None, feeds)[0]
+  wanted = plain(model).run(None, feeds)[0]
   path = tmp_path / "bert.onnx"
   onnx.save(optimized, path)
   got = ortplugin.session(path, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
   assert got.dtype == wanted.dtype == dtype
   tolerance = 1e-5 if dtype == np.float32 else 2e-2
-  np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+  assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
 def test_optimizing_bert_base_takes_seconds():

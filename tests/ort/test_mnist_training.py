@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from models import mnist_training
 from ort.host import make
@@ -38,12 +38,12 @@ def torch_losses():
 def test_the_loss_is_pytorchs():
   session = make(mnist_training.build(BATCH).SerializeToString())
   losses = mnist_training.train(session, BATCH, STEPS, mnist_training.initial())
-  np.testing.assert_allclose(losses, LOSSES, rtol=2e-4)
+  assert_allclose(losses, LOSSES, rtol=2e-4)
   assert losses[-1] < losses[0] / 2
 
 
 def test_the_recorded_losses_are_pytorchs():
-  np.testing.assert_allclose(torch_losses(), LOSSES, rtol=2e-4)
+  assert_allclose(torch_losses(), LOSSES, rtol=2e-4)
 
 
 def test_the_optimized_step_is_the_same():
@@ -51,5 +51,5 @@ def test_the_optimized_step_is_the_same():
   left = Counter(node.op_type for node in optimized.graph.node)
   assert left["FusedConv"] == left["ConvGrad"] == 3
   assert not {"Conv", "Relu", "Where", "Mod", "Equal", "Sub"} & set(left)
-  losses = mnist_training.train(make(optimized.SerializeToString()), BATCH, STEPS, mnist_training.initial())
-  np.testing.assert_allclose(losses, LOSSES, rtol=2e-4)
+  losses = mnist_training.train(make(optimized), BATCH, STEPS, mnist_training.initial())
+  assert_allclose(losses, LOSSES, rtol=2e-4)

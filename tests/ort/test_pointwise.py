@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 from node_cases import OPSET, typed
-from onnx import helper
+from onnx.helper import make_node
 from onnx_models import built, infos, parametrize
 from pointwise_cases import (
   CASES,
@@ -140,10 +140,10 @@ def test_an_input_that_is_read_again_is_kept():
   """What a later node or the caller needs must survive a node that could write over it."""
   silu = node_of(typed(SILU, "float"), "silu")
   silu.input[0] = "h"
-  nodes = [helper.make_node("Neg", ["x"], ["h"]), silu, helper.make_node("Add", ["h", "y"], ["z"])]
+  nodes = [make_node("Neg", ["x"], ["h"]), silu, make_node("Add", ["h", "y"], ["z"])]
   model = built(nodes, "float[1000] x", "float[1000] z", OPSET, 9, domains=["ortplugin"])
   model.graph.value_info.extend(infos(dict.fromkeys("hy", ("float", [1000]))))
-  session = make(model.SerializeToString())
+  session = make(model)
   x = np.linspace(-5, 5, 1000, dtype=np.float32)
   kept = x.copy()
   (z,) = session.run(None, {"x": x})
@@ -199,9 +199,9 @@ def test_float16_between_nodes_that_have_none_on_the_cpu(kind):
   body = "y = RMSNormalization(x)" if "Norm" in kind else "s = Sigmoid(x) c = Cast<to=float16>(s) y = Mul(x, c)"
   text = f"(float16 x) => (float16 y) {{ {body} }}"
   nodes = [
-    helper.make_node("MatMul", ["a", "w"], ["x"]),
-    helper.make_node(kind, ["x"], ["y"], "between", domain="ortplugin", program=text),
-    helper.make_node("MatMul", ["y", "w"], ["z"]),
+    make_node("MatMul", ["a", "w"], ["x"]),
+    make_node(kind, ["x"], ["y"], "between", domain="ortplugin", program=text),
+    make_node("MatMul", ["y", "w"], ["z"]),
   ]
   inputs = "float16[n,8] a, float16[8,8] w"
   session = make(built(nodes, inputs, "float16[n,8] z", OPSET, 9, domains=["ortplugin"]).SerializeToString())

@@ -15,7 +15,8 @@ import onnxruntime
 import pytest
 from node_cases import OPSET, bits, model_with, planar
 from onnx import TensorProto, helper
-from onnx_models import built, computed, parametrize
+from onnx.helper import make_node
+from onnx_models import built, computed, parametrize, raises
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen
 from threads import in_threads
 
@@ -124,10 +125,8 @@ def test_places_are_onnx_runtimes(coordinates, mode):
     line, whole = f"x{size}", np.array([1, 1, 1, target], np.int64 if kind == "sizes" else np.float32)
     constants.append((f"c{number}", whole))
     last = [f"c{number}"] if kind == "scales" else ["", f"c{number}"]
-    nodes.append(helper.make_node("Resize", [line, "", *last], [f"theirs{number}"], **given))
-    nodes.append(
-      helper.make_node("FusedResize", [line], [f"ours{number}"], domain=DOMAIN, **given, **{kind: [1, target]})
-    )
+    nodes.append(make_node("Resize", [line, "", *last], [f"theirs{number}"], **given))
+    nodes.append(make_node("FusedResize", [line], [f"ours{number}"], domain=DOMAIN, **given, **{kind: [1, target]}))
     outputs += [f"theirs{number}", f"ours{number}"]
   lines = {f"x{size}": _line(size, words["mode"]) for size in LINES}
   model = model_with(
@@ -155,9 +154,9 @@ def test_windows_are_onnx_runtimes():
     name, counts = KINDS[kind]
     given = {"kernel_shape": [kernel], "strides": [stride], "pads": pads, "ceil_mode": ceil, **counts}
     inputs, outputs = [("x", "float", (1, 2, "w"))], [("y", "float")]
-    theirs = model_with([helper.make_node(name, ["x"], ["y"], **given)], inputs, outputs, opset=19)
+    theirs = model_with([make_node(name, ["x"], ["y"], **given)], inputs, outputs, opset=19)
     word = "max" if kind == "max" else "average"
-    ours = model_with([helper.make_node("FusedPool", ["x"], ["y"], domain=DOMAIN, kind=word, **given)], inputs, outputs)
+    ours = model_with([make_node("FusedPool", ["x"], ["y"], domain=DOMAIN, kind=word, **given)], inputs, outputs)
     sessions = [onnxruntime.InferenceSession(each, made, providers=CPU_ONLY) for each in (theirs, ours)]
     for size in range(6):
       x = np.arange(2 * size, dtype=np.float32).reshape(1, 2, size)
@@ -198,7 +197,7 @@ HUGE = 2**31 - 1
   ],
 )
 def test_a_huge_window_is_only_what_lies_in_the_image(given, wanted, layout):
-  x = np.array([[3, 9, 4, 8], [2, 6, 5, 1], [7, 3, 6, 6]], np.float32)
+  x = np.float32([[3, 9, 4, 8], [2, 6, 5, 1], [7, 3, 6, 6]])
   shape = (1, 3, 4, 1) if layout == "NHWC" else (1, 1, 3, 4)
   session = make(Case("huge", "FusedPool", "float", shape, frozen({**given, "layout": layout})).model())
   start = time.perf_counter()
@@ -298,7 +297,7 @@ class Wrong:
 
   def node(self):
     names = [f"x{i}" for i in range(self.inputs)]
-    return helper.make_node(self.op, names, ["y"], "culprit", domain=DOMAIN, **self.given)
+    return make_node(self.op, names, ["y"], "culprit", domain=DOMAIN, **self.given)
 
   def model(self, known):
     inputs = {f"x{i}": (self.dtype, self.shape if known else None) for i in range(self.inputs)}
@@ -357,14 +356,14 @@ def test_a_wrong_node_is_refused(name, known):
 
 
 def test_an_unknown_attribute_is_named():
-  node = helper.make_node("FusedPool", ["x"], ["y"], "culprit", domain=DOMAIN, kind="max", kernel_size=[2, 2])
-  with pytest.raises(ortplugin.errors.ModelError, match=r"kernel_size.*did you mean kernel_shape"):
+  node = make_node("FusedPool", ["x"], ["y"], "culprit", domain=DOMAIN, kind="max", kernel_size=[2, 2])
+  with raises(ortplugin.errors.ModelError, r"kernel_size.*did you mean kernel_shape"):
     find(DOMAIN, "FusedPool").infer_shapes(node, [ortplugin.ops.TensorType(None, None)])
 
 
 def test_a_dilated_average_needs_an_opset():
   case = by_name["average, dilated, NCHW, float"]
-  with pytest.raises(ortplugin.errors.ModelError, match="opset 19"):
+  with raises(ortplugin.errors.ModelError, "opset 19"):
     find(DOMAIN, case.op).decompose(case.node(), 18)
 
 

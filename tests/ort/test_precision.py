@@ -10,7 +10,7 @@ import pytest
 from conv_grad_cases import CASES as GRADIENTS
 from exported import DATA
 from onnx import TensorProto, helper
-from onnx_models import all_attributes, parametrize, parsed
+from onnx_models import all_attributes, one_in, ones, parametrize, parsed, raises
 
 from models.light import randomized
 from ort.host import make, run
@@ -46,7 +46,7 @@ def half_weights(model):
   return sizes[True] / sizes.total() if sizes else 1.0
 
 
-@pytest.mark.one_in(5)
+@one_in(5)
 @parametrize("name", MODELS)
 def test_exported_models(name):
   path = DATA / f"{name}.onnx"
@@ -60,7 +60,7 @@ def test_exported_models(name):
   assert again == model
 
 
-@pytest.mark.one_in(2)
+@one_in(2)
 @parametrize("name", ["bert_torchscript_opset14_fp16", "t5_dynamo_opset23_fp16", "rms_dynamo_fp16"])
 def test_back_to_float32(name):
   model, report = optimize(DATA / f"{name}.onnx", precision="fp32", precision_io=True, verify=True, providers=["cpu"])
@@ -112,7 +112,7 @@ def test_an_overflow_that_nobody_foresaw_is_found_and_named():
   original = growing(4096.0)
   del original.graph.node[2:]
   original.graph.output[0].name = "b"
-  with pytest.raises(VerificationError, match=r"from the rewrite 'precision'.*--precision-skip") as failed:
+  with raises(VerificationError, r"from the rewrite 'precision'.*--precision-skip") as failed:
     optimize(original, precision="fp16", precision_io=True, verify=True, providers=["cpu"])
   assert failed.value.report.guilty.rewrite == "precision"
 
@@ -124,7 +124,7 @@ def test_a_large_constant_is_kept_and_the_model_agrees():
 
 
 def test_ranges_are_the_largest_finite_magnitudes():
-  x = np.ones((64, 64), np.float32)
+  x = ones(64, 64)
   x[0, 0], x[0, 1] = -7, np.inf
   peaks = measure(growing(2.0), {"x": x})
   assert peaks["x"] == 7
@@ -133,7 +133,7 @@ def test_ranges_are_the_largest_finite_magnitudes():
 
 
 def test_bfloat16_needs_a_gpu_to_be_verified():
-  with pytest.raises(VerificationError, match=r"lacks bfloat16 kernels on the CPU.*--no-verify"):
+  with raises(VerificationError, r"lacks bfloat16 kernels on the CPU.*--no-verify"):
     optimize(
       growing(2.0), precision="bf16", verify=True, providers=["cpu"], skip=["matmul-to-fused"]
     )  # whose product there is a kernel for
@@ -160,7 +160,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.one_in(3)
+@one_in(3)
 @parametrize("name", ["bert_dynamo", "vit_torchscript_opset14", "swin_dynamo"])
 def test_what_was_converted_is_restored(name, tmp_path, capsys):
   """Inputs and outputs are float32, but the model computes in float16, and the restored one rounds more often."""
@@ -197,7 +197,7 @@ def test_the_coarsest_precision_decides():
 def test_gradients_of_convolutions(case):
   """X and W have no parameter in the program of a ConvGrad, and its gradients have no result."""
   original = onnx.load_model_from_string(case.model())
-  wanted = run(make(original.SerializeToString()), case)
+  wanted = run(make(original), case)
   names = {each.name: each.type.tensor_type.elem_type for each in (*original.graph.input, *original.graph.output)}
   outputs = [each.name for each in original.graph.output]
   for precision in ("fp16", "fp32"):
@@ -205,7 +205,7 @@ def test_gradients_of_convolutions(case):
     model, report = optimize(original, only=[], precision=precision)
     assert bool(report.converted) == any(names[name] in sources for name in gradient_names(original, names, precision))
     assert not report.kept
-    for name, have, want in zip(outputs, run(make(model.SerializeToString()), case), wanted, strict=True):
+    for name, have, want in zip(outputs, run(make(model), case), wanted, strict=True):
       scale = np.abs(want.astype(np.float64)).max(initial=1.0)
       assert have.dtype == want.dtype, name
       assert np.abs(have.astype(np.float64) - want.astype(np.float64)).max(initial=0.0) <= 0.02 * scale, name

@@ -3,13 +3,13 @@
 import json
 from contextlib import closing
 
-import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime
 import pytest
 from exported import DATA
 from json_schema import faults
+from onnx_models import ones
 
 import ortplugin
 from ortplugin.check.profile import profile, timeline
@@ -57,7 +57,7 @@ def test_convolutions_of_ours_are_timed_as_a_session_has_them(tmp_path):
   model, _ = ortplugin.optimize(parsed("c = Conv <pads=[1,1,1,1]>(x, w)  y = Relu(c)", weights, "[1,16,8,8]"))
   assert "FusedConv" in {node.op_type for node in model.graph.node}
   onnx.save(model, tmp_path / "model.onnx")
-  options, feeds = onnxruntime.SessionOptions(), {"x": np.ones((1, 16, 8, 8), np.float32)}
+  options, feeds = onnxruntime.SessionOptions(), {"x": ones(1, 16, 8, 8)}
   ortplugin.register(options)
   line = profile(tmp_path / "model.onnx", tmp_path, options, lambda session: session.run(None, feeds))
   operators = {each.operator for each in line.nodes}
@@ -148,7 +148,7 @@ def test_a_node_named_as_a_script_is_text(tmp_path, run):
   assert "\x1b" not in text + page
 
 
-def test_what_cannot_be_profiled_says_why(tmp_path, run, monkeypatch):
+def test_what_cannot_be_profiled_says_why(tmp_path, run, patch):
   (tmp_path / "in.onnx").write_bytes(parsed("i = Cast <to=7>(x)  y = Gather(x, i)").SerializeToString())
   status, text, errors = run(tmp_path / "in.onnx", "--profile")
   assert (status, text) == (1, "")
@@ -157,6 +157,6 @@ def test_what_cannot_be_profiled_says_why(tmp_path, run, monkeypatch):
     verifier._providers = ["CUDAExecutionProvider"]
     assert "launches" in verifier.profile().skipped
     verifier._providers = ["CPUExecutionProvider"]
-    monkeypatch.setattr(verifier._judge, "_call", lambda *_: 1 / 0)
+    patch(verifier._judge, "_call", lambda *_: 1 / 0)
     why = "the model can't be profiled: division by zero"
     assert verifier.profile() == Profile("CPUExecutionProvider", skipped=why)

@@ -1,7 +1,7 @@
 """The evaluator has every operator of the table, in every dtype: each alone, against the reference."""
 
 import numpy as np
-import pytest
+from onnx_models import parametrize
 from operator_places import dtypes_of, example
 from pointwise_cases import Case, check, expect
 
@@ -13,7 +13,7 @@ from ortplugin.program import FLOATING, NUMPY_DTYPES, OPERATORS
 PLACE = "ortplugin/runtime/program/evaluator.cc"
 
 
-@pytest.mark.parametrize("name", [name for name, spec in OPERATORS.items() if not spec.core])
+@parametrize("name", [name for name, spec in OPERATORS.items() if not spec.core])
 def test_the_evaluator_has_it(name):
   for dtype in dtypes_of(OPERATORS[name]):
     program = example(OPERATORS[name], dtype)
@@ -24,7 +24,7 @@ def test_the_evaluator_has_it(name):
       raise AssertionError(f"{name} lacks its evaluation of {dtype} in {PLACE}, or it is wrong") from error
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
+@parametrize("dtype", FLOATING)
 def test_mish_of_awkward_values(dtype):
   """x tanh(log(1 + exp(x))): where exp overflows or underflows, at the ends of the dtype, of NaN and infinities."""
   size = [0.0, 1e-320, 1e-45, 6e-8, 1e-4, 0.5, 1, 5, 11, 17.5, 19.99, 20, 20.01, 37, 88, 89, 104, 709, 710, 745, 746]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_gpu import CapturingSession, FakeGpu
 from onnx import TensorProto, helper
-from onnx_models import parametrize, parsed
+from onnx_models import parametrize, parsed, raises
 
 from ort.host import plain
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
@@ -18,7 +18,7 @@ TWO_SUMS = """g (float[4,8] a, float[8] b) => (float[4,8] y, z) { y = Add(a, b) 
 
 
 def session_of(model):
-  return plain(model.SerializeToString())
+  return plain(model)
 
 
 def cases():
@@ -178,7 +178,7 @@ def test_a_refused_session_gives_its_reason():
     raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : the model has control flow nodes")
 
   gpu = FakeGpu()
-  with pytest.raises(NotCaptured, match="control flow nodes"), GraphSession(refuse, 0, gpu):
+  with raises(NotCaptured, "control flow nodes"), GraphSession(refuse, 0, gpu):
     pass
   assert not gpu.is_open
 
@@ -189,7 +189,7 @@ def test_an_error_of_a_replay_is_no_refusal():
       raise RuntimeError("an illegal memory access was encountered")
     return outputs
 
-  with pytest.raises(RuntimeError, match="illegal memory access"):
+  with raises(RuntimeError, "illegal memory access"):
     replay(spoil=spoil)
 
 
@@ -198,7 +198,7 @@ def test_little_memory_makes_small_batches_and_too_little_is_a_reason():
   gpu = FakeGpu(memory=20 * 256)
   assert not verdict(replay(gpu))
   assert gpu.log.count("replay") >= REPLAYS
-  with pytest.raises(NotCaptured, match="out of memory"):
+  with raises(NotCaptured, "out of memory"):
     replay(FakeGpu(memory=size * 5))
 
 
@@ -208,7 +208,7 @@ def test_runs_that_are_waited_for_are_told():
 
 def test_strings_are_a_reason():
   make = partial(CapturingSession, session_of(parsed("g (string[2] a) => (y) { y = Identity(a) }")))
-  with GraphSession(make, 0, FakeGpu()) as graphs, pytest.raises(NotCaptured, match=r"'a' is a tensor\(string\)"):
+  with GraphSession(make, 0, FakeGpu()) as graphs, raises(NotCaptured, r"'a' is a tensor\(string\)"):
     graphs.replay([{"a": np.array(["x", "y"], dtype=object)}])
 
 
@@ -236,7 +236,7 @@ def test_several_graphs_of_one_session():
         assert all(each.passed for each in compare_replays(replayed, number, wanted(case)))
   with (
     GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs,
-    pytest.raises(ValueError, match="different shapes"),
+    raises(ValueError, "different shapes"),
   ):
     graphs.replay([cases()[0], {"a": cases()[0]["a"][:2], "b": cases()[0]["b"]}])
 

@@ -15,7 +15,7 @@ import pytest
 from node_cases import OPSET, bits
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import built, infos, parametrize, parsed
+from onnx_models import built, infos, one_in, ones, parametrize, parsed, raises
 from scatter_cases import CASES, FLOATING, by_name, check, check_any_order, elements, expect, nd, window
 from threads import in_threads
 
@@ -131,7 +131,7 @@ LARGE = (
 )
 
 
-@pytest.mark.one_in(3)
+@one_in(3)
 @parametrize("threads", [1, 2, 5])
 @parametrize("case", LARGE)
 def test_large_ones_on_any_number_of_threads(case, threads):
@@ -209,7 +209,7 @@ class Place:
     else:
       inputs += ", int64[2] shape"
     if self.has_weight:
-      weights["weight"] = np.ones((rows, 1024), np.float32)
+      weights["weight"] = ones(rows, 1024)
     graph = f"g ({inputs}) => () {{ {self.before} {self.after} }}"
     model = parsed(graph, OPSET, 10, domains=[DOMAIN], weights=weights)
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self.outputs)
@@ -221,10 +221,10 @@ class Place:
     x = np.full((1, 1), 0.5, np.float32) if self.before else rng.standard_normal((rows, 1024), np.float32)
     feeds = {
       "x": x,
-      "indices": np.array([[1], [rows - 1], [1]], np.int64),
+      "indices": np.int64([[1], [rows - 1], [1]]),
       "updates": rng.standard_normal((3, 1024), np.float32),
     }
-    return feeds if self.is_known else {**feeds, "shape": np.array([rows, 1024], np.int64)}
+    return feeds if self.is_known else {**feeds, "shape": np.int64([rows, 1024])}
 
 
 MADE = "data = Expand(x, shape)"
@@ -333,7 +333,7 @@ def test_a_copy_is_made_only_where_it_must(tensors_held, name):
 def test_outputs_are_right_in_place_and_out_of_it(name):
   place = PLACES[name]
   model = place.model(37)
-  session, feeds = make(model.SerializeToString()), place.feeds(37)
+  session, feeds = make(model), place.feeds(37)
   kept = {key: value.copy() for key, value in feeds.items()}
   expected = ReferenceEvaluator(ortplugin.restore(model)).run(None, feeds)
   for _ in range(3):
@@ -514,7 +514,7 @@ def test_after_an_error_the_next_run_is_right():
   case = by_name["nd rows, float"]
   session, feeds = make(case.model()), case.feeds()
   for _ in range(3):
-    with pytest.raises(Exception, match="index 100 at"):
+    with raises(Exception, "index 100 at"):
       session.run(None, {**feeds, "indices": np.full((7, 1), 100)})
     check(case, session.run(None, feeds)[0])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from numpy.testing import assert_array_equal
 from onnx_models import add_weights, parametrize, parsed
 
 import ortplugin
@@ -74,7 +75,7 @@ def test_a_chain_stays_in_place(shapes, skip, feeds, tmp_path):
   kind = "ScatterND" if skip else "UpdateSlice"
   assert [node.op_type for node in optimized.graph.node if node.domain == "ortplugin"] == [kind] * 4
   outputs, times = run(optimized, {each.name: feeds[each.name] for each in original.graph.input}, tmp_path)
-  np.testing.assert_array_equal(outputs[0], -expected(feeds, 4))
+  assert_array_equal(outputs[0], -expected(feeds, 4))
   for number in range(1, 5):
     assert times[f"a{number}"] < IN_PLACE * times["a0"], times
 
@@ -87,19 +88,19 @@ def test_data_that_is_needed_later_is_copied(feeds, tmp_path):
   optimized, _ = ortplugin.optimize(original, skip=APART)
   before = feeds["x"].copy()
   outputs, _ = run(optimized, feeds, tmp_path)
-  np.testing.assert_array_equal(feeds["x"], before)
+  assert_array_equal(feeds["x"], before)
   # Whichever of the two runs last may take a0's memory; the other may not, or its row would be in both.
   a = -before
   for output, row in zip(outputs[:2], (0, 7), strict=True):
     b = a.copy()
     b[row] = feeds["u"]
-    np.testing.assert_array_equal(output, -b)
+    assert_array_equal(output, -b)
   before[14] = feeds["u"]
-  np.testing.assert_array_equal(outputs[2], before)
+  assert_array_equal(outputs[2], before)
 
 
 def test_updates_that_are_the_data_too(tmp_path):
   original = model("g (float[1,M] x) => (y) { a = Neg(x)  b = ScatterND(a, i0, a)  y = Neg(b) }")
   x = np.arange(8, dtype=np.float32).reshape(1, 8)
   outputs, _ = run(ortplugin.optimize(original, skip=APART)[0], {"x": x}, tmp_path)
-  np.testing.assert_array_equal(outputs[0], x)
+  assert_array_equal(outputs[0], x)

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 from matmul_cases import BIAS_RELU, check, made
-from onnx import helper
-from onnx_models import parametrize, parsed
+from onnx.helper import make_node
+from onnx_models import parametrize, parsed, raises
 
 import ortplugin
 from ortplugin import optimize
@@ -65,7 +64,7 @@ def test_a_global_pool_of_known_size_has_a_window(kind):
   """In NHWC its standard form is a reduction, before which ONNX Runtime gives up its layout in blocks."""
   original = network()
   del original.graph.node[3:]
-  original.graph.node.append(helper.make_node(f"Global{kind}Pool", ["r"], ["y"]))
+  original.graph.node.append(make_node(f"Global{kind}Pool", ["r"], ["y"]))
   original.graph.output[0].type.tensor_type.shape.ClearField("dim")
   optimized, _ = optimize(original)
   assert "FusedPool" in ours(optimized)
@@ -101,7 +100,7 @@ def test_other_models_stay(tmp_path):
   assert ortplugin.session(tmp_path / "m.onnx", ["cpu"])
   for source in (b"no model", tmp_path / "missing.onnx"):
     assert standard_on_cpu(source) is None
-    with pytest.raises(Exception, match=r"(?i)protobuf|doesn't exist"):
+    with raises(Exception, r"(?i)protobuf|doesn't exist"):
       ortplugin.session(source, ["cpu"])
 
 
@@ -109,7 +108,7 @@ def test_products_in_float_are_standard_alone_without_convolutions():
   case, half = (made(dtype, BIAS_RELU, dtype, (3, 8), 6, constant=True) for dtype in ("float", "float16"))
   model = onnx.load_from_string(case.model())
   program = "(float x) => (float z) { z = Neg(x) }"
-  model.graph.node.append(helper.make_node("FusedPointwise", ["y"], ["z"], domain=DOMAIN, program=program))
+  model.graph.node.append(make_node("FusedPointwise", ["y"], ["z"], domain=DOMAIN, program=program))
   standard = standard_on_cpu(model.SerializeToString())
   assert standard is not None
   assert ours(standard) == {"FusedPointwise"}
@@ -123,12 +122,12 @@ def test_no_standard_form_at_its_opset():
   """An average with dilations is none before opset 19."""
   optimized, _ = optimize(network())
   attributes = {"kind": "average", "kernel_shape": [2, 2], "dilations": [2, 2]}
-  optimized.graph.node.append(helper.make_node("FusedPool", ["x"], ["z"], domain=DOMAIN, **attributes))
+  optimized.graph.node.append(make_node("FusedPool", ["x"], ["z"], domain=DOMAIN, **attributes))
   assert standard_on_cpu(optimized.SerializeToString()) is None
 
 
 @parametrize("providers", [["cuda"], ["cpu"]])
-def test_with_a_gpu_or_unasked_the_model_stays(providers, monkeypatch):
+def test_with_a_gpu_or_unasked_the_model_stays(providers, patch):
   optimized, _ = optimize(network())
   given = []
 
@@ -136,13 +135,13 @@ def test_with_a_gpu_or_unasked_the_model_stays(providers, monkeypatch):
     given.append(source)
     return SimpleNamespace(get_providers=lambda: providers)
 
-  monkeypatch.setattr(core, "resolve_provider", {"cuda": core.CUDA, "cpu": core.CPU}.get)
-  monkeypatch.setattr(onnxruntime, "InferenceSession", made)
+  patch(core, "resolve_provider", {"cuda": core.CUDA, "cpu": core.CPU}.get)
+  patch(onnxruntime, "InferenceSession", made)
   ortplugin.session(optimized.SerializeToString(), providers, restore_on_cpu=providers == ["cuda"])
   assert ours(given[0]) == ours(optimized)
 
 
-def test_verification_times_what_a_session_runs(tmp_path, monkeypatch):
+def test_verification_times_what_a_session_runs(tmp_path, patch):
   model = network()
   optimized, _ = optimize(model)
   sides = []
@@ -156,14 +155,14 @@ def test_verification_times_what_a_session_runs(tmp_path, monkeypatch):
     return real(session, *rest)
 
   real = judge._runner
-  monkeypatch.setattr(judge, "_runner", runner)
+  patch(judge, "_runner", runner)
   question = judge.Question(sides[0], without_weights(model).SerializeToString())
   judged = judge.Judge(question)
   result = judged.verify(core.CPU, sides[1], timed=True)
   assert result.passed
   assert result.optimized_ms is not None
   made = []
-  monkeypatch.setattr(judge, "standard_on_cpu", lambda path: made.append(path))
+  patch(judge, "standard_on_cpu", lambda path: made.append(path))
   judged.verify(core.CPU, sides[1], timed=True)
   assert made == [sides[1].path]  # and the fused model is timed where there is no other
   assert len(timed) == 4

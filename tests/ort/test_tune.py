@@ -8,7 +8,7 @@ import pytest
 from conv_grad_cases import by_name
 from exported import DATA
 from onnx import ModelProto, NodeProto, helper
-from onnx_models import built, parametrize
+from onnx_models import built, parametrize, raises
 
 import ortplugin
 from ortplugin.check import tune
@@ -33,14 +33,14 @@ def two_scatters():
   feeds = {
     "data": np.arange(8, dtype=np.float32),
     "at": np.array([1, -1]),
-    "a": np.array([10, 11], np.float32),
+    "a": np.float32([10, 11]),
     "at3": np.array([0, 1, 2]),
-    "b": np.array([20, 21, 22], np.float32),
+    "b": np.float32([20, 21, 22]),
   }
   return built(nodes, inputs, "float[8] y", 18, 10, domains=["ortplugin"]), feeds
 
 
-def timed(monkeypatch, seconds):
+def timed(patch, seconds):
   """Replaces the clock; returns the list that collects the names of the measured nodes."""
   measured = []
 
@@ -48,7 +48,7 @@ def timed(monkeypatch, seconds):
     measured.append(job.node.name)
     return {name: seconds(job.candidates[name]) for name in names}
 
-  monkeypatch.setattr(tune, "_time", time)
+  patch(tune, "_time", time)
   return measured
 
 
@@ -64,9 +64,9 @@ def outputs(model, feeds):
 
 
 @parametrize("best", ["sequential", "parallel", "sorting", "standard", "auto"])
-def test_the_fastest_stands_in_the_model(best, monkeypatch):
+def test_the_fastest_stands_in_the_model(best, patch):
   model, feeds = two_scatters()
-  measured = timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == best else 2.0)
+  measured = timed(patch, lambda candidate: 1.0 if algorithm(candidate) == best else 2.0)
   tuned, report = tune.tune(model, feeds, CPU)
   assert {algorithm([node]) for node in tuned.graph.node if node.op_type != "Constant"} == {best}
   assert [entry.node for entry in report] == [f"{name} ({SCATTER})" for name in ("one", "two", "three")]
@@ -85,15 +85,15 @@ def test_the_fastest_stands_in_the_model(best, monkeypatch):
     pytest.param(1.0, id="equally fast"),
   ],
 )
-def test_a_node_stays(others, monkeypatch):
+def test_a_node_stays(others, patch):
   model, feeds = two_scatters()
-  timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else others)
+  timed(patch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else others)
   tuned, report = tune.tune(model, feeds, CPU)
   assert tuned == model
   assert {entry.choice for entry in report} == {""}
 
 
-def test_what_is_fastest_by_chance_is_not_taken(monkeypatch):
+def test_what_is_fastest_by_chance_is_not_taken(patch):
   """Timed in turn with the node as it stands, the candidate is as fast: what is reported then is that."""
   model, feeds = two_scatters()
 
@@ -103,23 +103,23 @@ def test_what_is_fastest_by_chance_is_not_taken(monkeypatch):
 
     return {name: measured(name) for name in names}
 
-  monkeypatch.setattr(tune, "_time", time)
+  patch(tune, "_time", time)
   tuned, report = tune.tune(model, feeds, CPU)
   assert tuned == model
   assert {entry.choice for entry in report} == {""}
   assert all(set(entry.microseconds.values()) == {1.0} for entry in report)
 
 
-def test_a_node_that_can_not_be_measured_stays(monkeypatch):
+def test_a_node_that_can_not_be_measured_stays(patch):
   model, feeds = two_scatters()
-  timed(monkeypatch, lambda candidate: None if algorithm(candidate) == "auto" else 1.0)
+  timed(patch, lambda candidate: None if algorithm(candidate) == "auto" else 1.0)
   assert tune.tune(model, feeds, CPU)[0] == model
 
 
-def test_what_gives_other_outputs_is_not_taken(monkeypatch):
+def test_what_gives_other_outputs_is_not_taken(patch):
   model, feeds = two_scatters()
   times = {"sorting": 1.0, "parallel": 2.0}
-  timed(monkeypatch, lambda candidate: times.get(algorithm(candidate), 3.0))
+  timed(patch, lambda candidate: times.get(algorithm(candidate), 3.0))
   compared = []
 
   def compare(name, expected, actual, tolerance):
@@ -127,14 +127,14 @@ def test_what_gives_other_outputs_is_not_taken(monkeypatch):
     actual = actual + 1 if len(compared) == 1 else actual
     return ortplugin.check.compare.compare(name, expected, actual, tolerance)
 
-  monkeypatch.setattr(tune, "compare", compare)
+  patch(tune, "compare", compare)
   tuned, report = tune.tune(model, feeds, CPU)
   assert [algorithm([node]) for node in tuned.graph.node] == ["parallel", "parallel", "sorting"]
   assert [entry.wrong for entry in report] == [("algorithm=sorting",)] * 2 + [()]
   assert report[0].microseconds["algorithm=sorting"] is None
 
 
-def test_outputs_are_compared_without_a_cuda_graph(monkeypatch):
+def test_outputs_are_compared_without_a_cuda_graph(patch):
   """ONNX Runtime's replays of one give the host nothing: what it compared then would be equal whatever it is."""
   model, feeds = two_scatters()
   node = model.graph.node[0]
@@ -146,13 +146,13 @@ def test_outputs_are_compared_without_a_cuda_graph(monkeypatch):
     graphs.append(cuda_graph)
     return ortplugin.session(model, providers=["cpu"])
 
-  monkeypatch.setattr(tune, "make_session", session)
-  monkeypatch.setattr(tune, "_agrees_in_graphs", lambda *rest: True)
+  patch(tune, "make_session", session)
+  patch(tune, "_agrees_in_graphs", lambda *rest: True)
   assert tune._agrees(model, job, "", tune.Place(CUDA, 3))
   assert graphs == [False, False]
 
 
-def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch):
+def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(patch):
   model, feeds = two_scatters()
   node = model.graph.node[0]
   real, runs = tune.run_on_host, []
@@ -161,7 +161,7 @@ def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch):
     runs.append(names)
     return {name: array + 0.02 * (len(runs) % 2) for name, array in real(session, feeds, names).items()}
 
-  monkeypatch.setattr(tune, "run_on_host", off)
+  patch(tune, "run_on_host", off)
   for allowed in (0, 1):
     allowing = NodeProto()
     allowing.CopyFrom(node)
@@ -172,12 +172,12 @@ def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch):
     assert tune._agrees(model, job, "", tune.Place(CPU)) == bool(allowed)
 
 
-def test_tuning_again_measures_the_way_back(monkeypatch):
+def test_tuning_again_measures_the_way_back(patch):
   model, feeds = two_scatters()
-  timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "sorting" else 2.0)
+  timed(patch, lambda candidate: 1.0 if algorithm(candidate) == "sorting" else 2.0)
   once, _ = tune.tune(model, feeds, CPU)
   assert tune.tune(once, feeds, CPU)[0] == once
-  timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else 2.0)
+  timed(patch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else 2.0)
   again, _ = tune.tune(once, feeds, CPU)
   assert {algorithm([node]) for node in again.graph.node} == {"auto"}
 
@@ -187,11 +187,11 @@ def test_tuning_again_measures_the_way_back(monkeypatch):
 DATA_WAYS, WEIGHT_WAYS = ("own", "engine=1;k2=3", "engine=2"), ("engine=1", "own", "engine=7")
 
 
-def gradient(monkeypatch):
+def gradient(patch):
   """A gradient whose operator offers ways for dX and for dW, on every provider, and inputs."""
   ways = [{"data_algorithm": each} for each in DATA_WAYS] + [{"weight_algorithm": each} for each in WEIGHT_WAYS]
   operator = replace(CONV_GRAD, variants=lambda node: ways)
-  monkeypatch.setattr(tune, "find", lambda domain, name: operator)
+  patch(tune, "find", lambda domain, name: operator)
   case = by_name["3x3, NCHW, float"]
   return onnx.load_from_string(case.model()), case.feeds()
 
@@ -208,14 +208,14 @@ def ways_of(candidate):
   "data, weight",
   [("engine=1;k2=3", "own"), ("own", "engine=7"), ("engine=2", "auto"), ("auto", "engine=1"), ("auto", "auto")],
 )
-def test_the_best_of_each_attribute_stands_in_the_node(data, weight, monkeypatch):
-  model, feeds = gradient(monkeypatch)
+def test_the_best_of_each_attribute_stands_in_the_node(data, weight, patch):
+  model, feeds = gradient(patch)
 
   def seconds(candidate):
     ways = ways_of(candidate)
     return 30.0 if ways is None else 20.0 - 5 * (ways[0] == data) - 2 * (ways[1] == weight)
 
-  timed(monkeypatch, seconds)
+  timed(patch, seconds)
   tuned, (entry,) = tune.tune(model, feeds, CPU)
   assert ways_of(tuned.graph.node) == (data, weight)
   chosen = {"data_algorithm": data, "weight_algorithm": weight}
@@ -230,26 +230,26 @@ def test_the_best_of_each_attribute_stands_in_the_node(data, weight, monkeypatch
     assert (expected == found).all()
 
 
-def test_a_choice_must_pay_beside_the_ones_before_it(monkeypatch):
+def test_a_choice_must_pay_beside_the_ones_before_it(patch):
   """Each of the two halves the time, but together they are no faster than the first."""
-  model, feeds = gradient(monkeypatch)
-  timed(monkeypatch, lambda candidate: 1.0 if "own" in (ways_of(candidate) or ()) else 2.0)
+  model, feeds = gradient(patch)
+  timed(patch, lambda candidate: 1.0 if "own" in (ways_of(candidate) or ()) else 2.0)
   tuned, (entry,) = tune.tune(model, feeds, CPU)
   assert ways_of(tuned.graph.node) == ("own", "auto")
   assert entry.choice == "data_algorithm=own"
 
 
-def test_a_wrong_choice_leaves_the_others(monkeypatch):
+def test_a_wrong_choice_leaves_the_others(patch):
   """The fastest dX is wrong: the next one is taken, and dW is chosen beside that."""
-  model, feeds = gradient(monkeypatch)
+  model, feeds = gradient(patch)
   of_data, of_weight = {"own": 3.0, "engine=2": 4.0}, {"own": 1.0}
 
   def seconds(candidate):
     data, weight = ways_of(candidate) or ("", "")
     return of_data.get(data, 9.0) + of_weight.get(weight, 9.0)
 
-  timed(monkeypatch, seconds)
-  monkeypatch.setattr(tune, "_agrees", lambda model, job, name, place: "data_algorithm=own" not in name)
+  timed(patch, seconds)
+  patch(tune, "_agrees", lambda model, job, name, place: "data_algorithm=own" not in name)
   tuned, (entry,) = tune.tune(model, feeds, CPU)
   assert ways_of(tuned.graph.node) == ("engine=2", "own")
   assert entry.wrong == ("data_algorithm=own",)
@@ -257,14 +257,14 @@ def test_a_wrong_choice_leaves_the_others(monkeypatch):
 
 
 @parametrize("standard, is_taken", [(4.95, False), (4.5, True)])
-def test_standard_onnx_competes_with_the_chosen(standard, is_taken, monkeypatch):
-  model, feeds = gradient(monkeypatch)
+def test_standard_onnx_competes_with_the_chosen(standard, is_taken, patch):
+  model, feeds = gradient(patch)
 
   def seconds(candidate):
     ways = ways_of(candidate)
     return standard if ways is None else 5.0 if ways[0] == "own" else 10.0
 
-  timed(monkeypatch, seconds)
+  timed(patch, seconds)
   tuned, (entry,) = tune.tune(model, feeds, CPU)
   assert entry.choice == (tune.STANDARD if is_taken else "data_algorithm=own")
   assert ways_of(tuned.graph.node) == (None if is_taken else ("own", "auto"))
@@ -288,28 +288,28 @@ def test_it_measures():
   assert report.to_dict()["tuning"][0]["node"] == report.tuning[0].node
 
 
-def test_without_a_gpu_it_says_so(monkeypatch):
-  monkeypatch.setattr(tuning, "available_providers", lambda: (CPU,))
-  with pytest.raises(UsageError, match=r"NVIDIA GPU.*'cpu'"):
+def test_without_a_gpu_it_says_so(patch):
+  patch(tuning, "available_providers", lambda: (CPU,))
+  with raises(UsageError, r"NVIDIA GPU.*'cpu'"):
     ortplugin.optimize(two_scatters()[0], tune=True)
 
 
-def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch):
+def test_a_wrong_choice_is_blamed_on_the_tuning(patch):
   def wrong(model, *rest):
     tuned = ModelProto()
     tuned.CopyFrom(model)
     tuned.graph.node[-1].input[0] = "data"
     return tuned, [tune.TunedNode("three", "wrong", {})]
 
-  monkeypatch.setattr(tuning, "tune_nodes", wrong)
+  patch(tuning, "tune_nodes", wrong)
   real = loop.run_passes
 
   def one_change(model, *rest):
     return real(model, *rest)[0], [Change("nothing", (), "")], []
 
-  monkeypatch.setattr(loop, "run_passes", one_change)
+  patch(loop, "run_passes", one_change)
   model, feeds = two_scatters()
-  with pytest.raises(VerificationError, match="from the tuning on"):
+  with raises(VerificationError, "from the tuning on"):
     ortplugin.optimize(model, tune=True, verify=True, providers=["cpu"], inputs=feeds)
 
 

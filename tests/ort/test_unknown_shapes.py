@@ -5,6 +5,7 @@ import onnx
 import onnx.parser
 from node_cases import model_with
 from onnx import TensorProto, helper
+from onnx.helper import make_node
 from onnx_models import parametrize, parsed
 
 import ortplugin
@@ -66,8 +67,8 @@ class Hidden:
     shapes = {f"i{k}": value for k, value in enumerate(given) if isinstance(value, tuple)}
     self.arrays = {key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
     inputs = [f"i{k}" for k in range(len(given))]
-    known = helper.make_node(name, inputs, ["y"], domain=DOMAIN, **attributes)
-    self.node = helper.make_node(name, ["h", *inputs[1:]], ["y"], domain=DOMAIN, **attributes)
+    known = make_node(name, inputs, ["y"], domain=DOMAIN, **attributes)
+    self.node = make_node(name, ["h", *inputs[1:]], ["y"], domain=DOMAIN, **attributes)
     self.declared = [(key, "float", value.shape) for key, value in self.arrays.items()]
     self.wanted = _outputs(model_with([known], self.declared, [("y", "float")], self.constants), self.arrays)
 
@@ -79,9 +80,9 @@ def test_an_unknown_rank_is_no_scalar(name):
   model = onnx.load_from_string(
     model_with(
       [
-        helper.make_node("Reshape", ["i0", "shape"], ["h"]),
+        make_node("Reshape", ["i0", "shape"], ["h"]),
         hidden.node,
-        helper.make_node("Gather", ["y", "places"], ["z"], axis=0),
+        make_node("Gather", ["y", "places"], ["z"], axis=0),
       ],
       [*hidden.declared, ("shape", "int64", ("rank",))],
       [("z", "float")],
@@ -101,8 +102,8 @@ def test_a_length_of_zero_is_unknown_before_a_run(name, axis):
   shape = list(hidden.arrays["i0"].shape)
   row = hidden.arrays["i0"].reshape(shape[0], 1, -1)
   nodes = [
-    helper.make_node("Attention", ["i0"] * 3, ["a"], q_num_heads=1, kv_num_heads=1),
-    helper.make_node("Reshape", ["a", "shape"], ["h"]),
+    make_node("Attention", ["i0"] * 3, ["a"], q_num_heads=1, kv_num_heads=1),
+    make_node("Reshape", ["a", "shape"], ["h"]),
     hidden.node,
   ]
   target = [-1 if k == axis else size for k, size in enumerate(shape)]
@@ -116,7 +117,7 @@ def test_a_length_of_zero_is_unknown_before_a_run(name, axis):
   inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
   (h,) = (value.type.tensor_type.shape for value in inferred if value.name == "h")
   assert [dim.dim_value for dim in h.dim] == [0 if k == axis else size for k, size in enumerate(shape)]
-  session = make(model.SerializeToString())
+  session = make(model)
   (found,) = session.run(None, {**hidden.arrays, "i0": row})
   assert np.array_equal(np.asarray(found), hidden.wanted)
   said = zip(session.get_outputs()[0].shape, hidden.wanted.shape, strict=False)  # [] if of unknown rank
@@ -133,7 +134,7 @@ def test_a_scan_that_gives_out_a_scalar(body):
     }}""")
   made = ortplugin.optimize(model)[0]
   assert any(node.domain == DOMAIN for node in walk_nodes(made))
-  feeds = {"xs": np.array([1, -3, 2.5], np.float32), "start": np.array(0.5, np.float32)}
-  wanted, found = (make(each.SerializeToString()).run(None, feeds) for each in (model, made))
+  feeds = {"xs": np.float32([1, -3, 2.5]), "start": np.array(0.5, np.float32)}
+  wanted, found = (make(each).run(None, feeds) for each in (model, made))
   for one, other in zip(wanted, found, strict=True):
     np.testing.assert_allclose(np.asarray(other), np.asarray(one), rtol=1e-6)

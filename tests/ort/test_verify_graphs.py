@@ -313,7 +313,7 @@ class Rename:
 
 
 @pytest.mark.parametrize("guilty", ["abs", "exp", "sqrt"])
-def test_the_rewrite_that_makes_replays_differ_is_named(machine, monkeypatch, tmp_path, capsys, guilty):
+def test_the_rewrite_that_makes_replays_differ_is_named(machine, patch, tmp_path, capsys, guilty):
   """In plain runs every one of them is right."""
 
   def spoil(model, options, replay, outputs):
@@ -322,7 +322,7 @@ def test_the_rewrite_that_makes_replays_differ_is_named(machine, monkeypatch, tm
 
   machine.spoil = spoil
   passes = tuple(Rename(f"rename-{name.lower()}", name) for name in ("Abs", "Neg", "Exp", "Sqrt"))
-  monkeypatch.setattr(pipeline, "TABLE", passes)
+  patch(pipeline, "TABLE", passes)
   onnx.save(parsed(), tmp_path / "in.onnx")
   report = tmp_path / "r.json"
   command = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--provider", "cuda", "--device", "2"]
@@ -345,7 +345,7 @@ def test_the_rewrite_that_makes_replays_differ_is_named(machine, monkeypatch, tm
 # ---- tuning
 
 
-def test_tuning_takes_nothing_whose_replays_differ(monkeypatch):
+def test_tuning_takes_nothing_whose_replays_differ(patch):
   """Four copies side by side, on the GPU that was asked for; the first two runs are plain and agree."""
   from ort.test_tune import two_scatters
 
@@ -368,10 +368,8 @@ def test_tuning_takes_nothing_whose_replays_differ(monkeypatch):
 
     return CapturingSession(session, options, spoil)
 
-  monkeypatch.setattr(tune, "make_session", make)
-  monkeypatch.setattr(
-    tune, "GraphSession", lambda make, device_id: partial(GraphSession, gpu=FakeGpu())(make, device_id)
-  )
+  patch(tune, "make_session", make)
+  patch(tune, "GraphSession", lambda make, device_id: partial(GraphSession, gpu=FakeGpu())(make, device_id))
   place = tune.Place(CUDA, 1)
   assert tune._agrees(model, job, "", place)
   assert {(provider, options["device_id"]) for provider, options in asked} == {(CUDA, "1")}

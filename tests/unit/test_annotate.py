@@ -14,7 +14,7 @@ ROUNDS = 20  # far more than the graphs of one test need
 
 
 @pytest.fixture(autouse=True)
-def it_ends(monkeypatch):
+def it_ends(patch):
   """A graph that is gone over again and again fails instead of hanging."""
   rounds = []
   infer = module._infer
@@ -24,7 +24,7 @@ def it_ends(monkeypatch):
     assert len(rounds) <= ROUNDS, "it goes back and forth"
     infer(*arguments, **named)
 
-  monkeypatch.setattr(module, "_infer", counted)
+  patch(module, "_infer", counted)
 
 
 def shapes(text, opset=17):

@@ -105,8 +105,8 @@ def test_passes_are_listed_and_chosen(tmp_path, run):
   assert "FusedLayerNorm" in text
 
 
-def test_near_misses_are_explained(tmp_path, run, monkeypatch):
-  monkeypatch.setattr(pipeline, "TABLE", (Misses(),))
+def test_near_misses_are_explained(tmp_path, run, patch):
+  patch(pipeline, "TABLE", (Misses(),))
   source = small_file(tmp_path)
   _, text, _ = run(source, "--dry-run")
   assert "it is no Add" not in text
@@ -115,8 +115,8 @@ def test_near_misses_are_explained(tmp_path, run, monkeypatch):
   assert all(words in text for words in ("it is no Add", "abs (Abs)", "fuse-nothing"))
 
 
-def test_an_internal_error_is_one_line_and_debug_shows_where(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(pipeline, "TABLE", (Misses(ZeroDivisionError("oh")),))
+def test_an_internal_error_is_one_line_and_debug_shows_where(tmp_path, capsys, patch):
+  patch(pipeline, "TABLE", (Misses(ZeroDivisionError("oh")),))
   assert main([str(BERT), "-o", str(tmp_path / "o.onnx")]) == 1
   errors = capsys.readouterr().err
   assert errors.count("\n") == 1
@@ -128,18 +128,18 @@ def test_an_internal_error_is_one_line_and_debug_shows_where(tmp_path, capsys, m
 
 
 @parametrize("error, status", [(KeyboardInterrupt(), 130), (MemoryError(), 1)])
-def test_interruptions_and_exhaustion_are_one_line(error, status, tmp_path, run, monkeypatch):
+def test_interruptions_and_exhaustion_are_one_line(error, status, tmp_path, run, patch):
   def fail(*_, **__):
     raise error
 
-  monkeypatch.setattr(loop, "run_passes", fail)
+  patch(loop, "run_passes", fail)
   got, text, errors = run(BERT, "-o", tmp_path / "o.onnx")
   assert (got, text, errors.strip().count("\n")) == (status, "", 0)  # click ends the line that shows ^C
   assert "nothing was written" in errors
   assert not list(tmp_path.iterdir())
 
 
-def test_a_hostile_name_reaches_no_terminal(tmp_path, capsys, monkeypatch):
+def test_a_hostile_name_reaches_no_terminal(tmp_path, capsys, patch):
   """Found from outside, 22: neither in a refusal nor in a report nor in a traceback."""
   source = small_file(tmp_path)
   model = onnx.load(source)
@@ -150,7 +150,7 @@ def test_a_hostile_name_reaches_no_terminal(tmp_path, capsys, monkeypatch):
   onnx.save(model, source)
   for debug in ([], ["--debug"]):
     assert main([str(source), "--dry-run", *debug]) == 1
-  monkeypatch.setattr(pipeline, "TABLE", (Misses(ValueError("\x1b[2Jvalue")),))
+  patch(pipeline, "TABLE", (Misses(ValueError("\x1b[2Jvalue")),))
   assert main([str(BERT), "--dry-run", "--debug"]) == 1
   captured = capsys.readouterr()
   assert all(each.isprintable() or each == "\n" for each in captured.out + captured.err)

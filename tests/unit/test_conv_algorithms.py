@@ -8,6 +8,7 @@ import pytest
 from conv_grad_cases import RELU, Case, Geometry
 from node_cases import typed
 from onnx import helper
+from onnx_models import parametrize, raises
 
 from ortplugin.errors import ModelError
 from ortplugin.graph import TensorType
@@ -39,23 +40,23 @@ def test_the_operator_has_them():
   assert not operator.variants(node_of())
 
 
-@pytest.mark.parametrize("x", [None, ("n", 9, 9, 16), (2, None, 9, 16)])
+@parametrize("x", [None, ("n", 9, 9, 16), (2, None, 9, 16)])
 def test_unknown_shapes_have_none(x):
   assert device_variants(node_of(), types(x), [False, True, True]) == ()
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="a GPU is there")
 def test_without_a_gpu_the_node_and_what_lacks_are_named(library):
-  with pytest.raises(ModelError, match=r"node 'conv7' \(FusedConv\): its algorithms can't be listed: .*libcuda"):
+  with raises(ModelError, r"node 'conv7' \(FusedConv\): its algorithms can't be listed: .*libcuda"):
     device_variants(node_of(), types((2, 9, 9, 16)), [False, True, True])
 
 
 def test_a_node_that_is_wrong_is_refused_before():
-  with pytest.raises(ModelError, match=r"node 'conv7'.*strides"):
+  with raises(ModelError, r"node 'conv7'.*strides"):
     device_variants(node_of(strides=[1, 2, 3]), types((2, 9, 9, 16)), [False, True, True])
 
 
-def test_an_answer_of_any_length_comes_whole(library, monkeypatch):
+def test_an_answer_of_any_length_comes_whole(library, patch):
   lines = [f"split:engine={number};k2=1" for number in range(10_000)]
   asked = []
 
@@ -69,7 +70,7 @@ def test_an_answer_of_any_length_comes_whole(library, monkeypatch):
   def loaded(path):
     return SimpleNamespace(OrtPluginListAlgorithms=answering) if path == library_path() else load(path)
 
-  monkeypatch.setattr(ctypes, "CDLL", loaded)
+  patch(ctypes, "CDLL", loaded)
   for device in (0, 2):
     found = device_variants(node_of(strides=[2, 1], group=2), types((2, 9, 9, 16)), [False, True, False], device)
     assert [each["algorithm"] for each in found] == lines
@@ -85,7 +86,7 @@ strides=2 1
   assert asked == [(text, 0), (text, 2)]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text, reason",
   [
     ("FusedPool\n[2]", "'FusedPool' has no algorithms"),
@@ -96,7 +97,7 @@ strides=2 1
   ],
 )
 def test_what_the_library_cant_read_is_refused(library, text, reason):
-  with pytest.raises(ModelError, match=rf"node 'conv7' \(FusedConv\): .*{reason}"):
+  with raises(ModelError, rf"node 'conv7' \(FusedConv\): .*{reason}"):
     ask(node_of(), text)
 
 
@@ -117,7 +118,7 @@ def listed(case):
   return CONV_GRAD.device_variants(case.node(), types_of(case), [False] * len(case.shapes))
 
 
-def answering(monkeypatch, *lines):
+def answering(patch, *lines):
   """Replaces the library; returns the list that collects what it is asked."""
   asked = []
 
@@ -125,15 +126,13 @@ def answering(monkeypatch, *lines):
     asked.append(text)
     return list(lines)
 
-  monkeypatch.setattr(grad_algorithms, "ask", answer)
+  patch(grad_algorithms, "ask", answer)
   return asked
 
 
-def test_gradients_have_one_attribute_at_a_time(monkeypatch):
+def test_gradients_have_one_attribute_at_a_time(patch):
   case = gradient(weight_algorithm="engine=3;k2=1", weight_dtype="float", allow_tf32=1)
-  asked = answering(
-    monkeypatch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own", "weight_algorithm=engine=3;k2=1"
-  )
+  asked = answering(patch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own", "weight_algorithm=engine=3;k2=1")
   assert listed(case) == [
     {"data_algorithm": "engine=3;k2=1"},
     {"weight_algorithm": "auto"},
@@ -162,7 +161,7 @@ weight_dtype=float
   ]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "gradients, operands, names",
   [
     ("dX", "W", {"data_algorithm"}),
@@ -170,21 +169,21 @@ weight_dtype=float
     ("dX dW", "X W", {"data_algorithm", "weight_algorithm"}),
   ],
 )
-def test_only_gradients_that_are_wanted_have_algorithms(gradients, operands, names, monkeypatch):
-  asked = answering(monkeypatch, *(f"{name}=own" for name in names))
+def test_only_gradients_that_are_wanted_have_algorithms(gradients, operands, names, patch):
+  asked = answering(patch, *(f"{name}=own" for name in names))
   found = listed(gradient(gradients, operands, data_algorithm="cudnn", weight_algorithm="cudnn"))
   assert found == [{name: text} for name in sorted(names) for text in ("auto", "own")]
   assert len(asked) == 1
 
 
-def test_a_bias_alone_has_none(monkeypatch):
-  asked = answering(monkeypatch)
+def test_a_bias_alone_has_none(patch):
+  asked = answering(patch)
   assert not listed(gradient("dB dZ", ""))
   assert not asked
 
 
-def test_gradients_of_unknown_shapes_have_none(monkeypatch):
-  case, asked = gradient(), answering(monkeypatch)
+def test_gradients_of_unknown_shapes_have_none(patch):
+  case, asked = gradient(), answering(patch)
   for shape in (None, (2, None, "w", 6)):
     inputs = [TensorType(HALF, shape), *types_of(case)[1:]]
     assert not CONV_GRAD.device_variants(case.node(), inputs, [False] * 4)
@@ -193,5 +192,5 @@ def test_gradients_of_unknown_shapes_have_none(monkeypatch):
 
 @pytest.mark.skipif(gpu_count() > 0, reason="a GPU is there")
 def test_without_a_gpu_the_gradient_is_named(library):
-  with pytest.raises(ModelError, match=r"node 'gradient' \(ConvGrad\): its algorithms can't be listed: .*libcuda"):
+  with raises(ModelError, r"node 'gradient' \(ConvGrad\): its algorithms can't be listed: .*libcuda"):
     listed(gradient())

@@ -2,12 +2,11 @@
 
 import numpy as np
 import onnx
-import pytest
 from conv_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, by_name, check, expect, made
 from node_cases import assert_invalid, typed
-from onnx import helper
+from onnx.helper import make_node
 from onnx.reference import ReferenceEvaluator
-from onnx_models import computed, parametrize
+from onnx_models import computed, parametrize, raises
 
 from ortplugin.errors import ModelError
 from ortplugin.graph import DOMAIN
@@ -66,7 +65,7 @@ def test_the_decomposition_runs_in_onnxs_own_evaluator(name, layout):
 def operators(text, opset=18, **attributes):
   inputs = ["X", "W", "b", "r"][: 1 + text.partition("=>")[0].count(",") + 1]
   outputs = ["y", "z"][: 1 + text.partition("=>")[2].partition("{")[0].count(",")]
-  node = helper.make_node("FusedConv", inputs, outputs, "n", domain=DOMAIN, program=text, **attributes)
+  node = make_node("FusedConv", inputs, outputs, "n", domain=DOMAIN, program=text, **attributes)
   nodes = OPERATOR.decompose(node, opset)
   assert set(outputs) <= {name for each in nodes for name in each.output}
   return [each.op_type for each in nodes]
@@ -109,7 +108,7 @@ def test_shapes_are_onnxs(name):
 
 
 def shape_of(x, w, op="FusedConv", **attributes):
-  node = helper.make_node(op, ["X", "W"], ["Y"], "n", domain=DOMAIN, **attributes)
+  node = make_node(op, ["X", "W"], ["Y"], "n", domain=DOMAIN, **attributes)
   return out_shape(read_attributes(node, op != "FusedConv"), x, w)
 
 
@@ -143,7 +142,7 @@ def test_transposed_sizes():
 
 def test_padding_is_split_as_onnx_says():
   def pads(size, kernel, stride, auto_pad, transposed=False):
-    node = helper.make_node("FusedConv", ["X", "W"], ["Y"], auto_pad=auto_pad, strides=[stride])
+    node = make_node("FusedConv", ["X", "W"], ["Y"], auto_pad=auto_pad, strides=[stride])
     (window,) = windows(read_attributes(node, transposed), (1, 1, size), (1, 1, kernel))
     return window.pad_begin, window.pad_end, window.out
 
@@ -173,7 +172,7 @@ RIGHT = typed(BIAS_RELU, "float")
 def wrong(program=RIGHT, inputs=3, outputs=1, **attributes):
   names = [f"i{n}" for n in range(inputs)], [f"o{n}" for n in range(outputs)]
   given = attributes if program is None else {"program": program, **attributes}
-  return helper.make_node("FusedConv", *names, "stage2/conv", domain=DOMAIN, **given)
+  return make_node("FusedConv", *names, "stage2/conv", domain=DOMAIN, **given)
 
 
 # Others, and shapes that contradict each other, tests/ort/test_conv.py has.
@@ -196,7 +195,7 @@ def test_an_invalid_node_is_named(reason):
 
 def test_a_dtype_that_contradicts_the_program_is_named():
   types = [TensorType(each, None) for each in (np.dtype(np.float32), HALF, None)]
-  with pytest.raises(ModelError, match=r"stage2/conv.*input 1 is float16, the program declares float"):
+  with raises(ModelError, r"stage2/conv.*input 1 is float16, the program declares float"):
     OPERATOR.infer_shapes(wrong(), types)
 
 
@@ -237,5 +236,5 @@ def rounded_value(case):
 )
 def test_a_wrong_output_fails(name, change):
   case = by_name[name]
-  with pytest.raises(AssertionError, match="differ too much"):
+  with raises(AssertionError, "differ too much"):
     check(case, change(case))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx_models import raises
 
 from ortplugin.errors import RuntimeMissingError
 from ortplugin.session import cuda_driver, streams
@@ -15,7 +16,7 @@ from ortplugin.session.cuda_driver import CudaError, Gpu
 
 
 @pytest.fixture
-def driver(tmp_path, monkeypatch):
+def driver(tmp_path, patch):
   """A driver in host memory in the place of libcuda.so.1."""
   compiler = shutil.which("cc") or shutil.which("c++")
   assert compiler is not None, "the library needs a compiler, too"
@@ -24,7 +25,7 @@ def driver(tmp_path, monkeypatch):
     [compiler, "-x", "c", "-shared", "-fPIC", "-o", path, Path(__file__).parents[1] / "fake_libcuda.c"], check=True
   )
   load = ctypes.CDLL
-  monkeypatch.setattr(ctypes, "CDLL", lambda name: load(str(path) if name == "libcuda.so.1" else name))
+  patch(ctypes, "CDLL", lambda name: load(str(path) if name == "libcuda.so.1" else name))
   cuda_driver._driver.cache_clear()
   yield load(str(path))
   cuda_driver._driver.cache_clear()
@@ -60,15 +61,15 @@ def test_everything_arrives_and_is_given_back(driver):
 
 
 def test_errors_name_the_call_and_what_the_driver_says(driver):
-  with pytest.raises(CudaError, match="cuMemAlloc_v2 failed on GPU 0: CUDA_ERROR_OUT_OF_MEMORY"), Gpu(0) as gpu:
+  with raises(CudaError, "cuMemAlloc_v2 failed on GPU 0: CUDA_ERROR_OUT_OF_MEMORY"), Gpu(0) as gpu:
     gpu.allocate(2**40)
-  with pytest.raises(CudaError, match="cuDeviceGet failed on GPU 7: CUDA_ERROR_INVALID_DEVICE"), Gpu(7):
+  with raises(CudaError, "cuDeviceGet failed on GPU 7: CUDA_ERROR_INVALID_DEVICE"), Gpu(7):
     pass
   assert driver.open_things() == 0
 
 
-def test_a_stream_goes_from_session_to_session(driver, monkeypatch):
-  monkeypatch.setattr(streams, "_idle", defaultdict(list))
+def test_a_stream_goes_from_session_to_session(driver, patch):
+  patch(streams, "_idle", defaultdict(list))
   one, other, elsewhere = streams.Stream(0), streams.Stream(0), streams.Stream(1)
   address = one.address
   assert len({one.address, other.address, elsewhere.address, 0}) == 4
@@ -82,16 +83,16 @@ def test_a_stream_goes_from_session_to_session(driver, monkeypatch):
     streams._lock.release()
     del other
   assert len(streams._idle[0]) == 2
-  with pytest.raises(RuntimeMissingError, match=r"GPU 7 gives no stream .*cuDeviceGet failed on GPU 7"):
+  with raises(RuntimeMissingError, r"GPU 7 gives no stream .*cuDeviceGet failed on GPU 7"):
     streams.Stream(7)
 
 
-def test_without_a_driver_it_says_so(monkeypatch):
+def test_without_a_driver_it_says_so(patch):
   def missing(name):
     raise OSError(f"{name}: cannot open shared object file")
 
-  monkeypatch.setattr(ctypes, "CDLL", missing)
+  patch(ctypes, "CDLL", missing)
   cuda_driver._driver.cache_clear()
-  with pytest.raises(CudaError, match=r"NVIDIA driver can't be loaded: libcuda\.so\.1"), Gpu(0):
+  with raises(CudaError, r"NVIDIA driver can't be loaded: libcuda\.so\.1"), Gpu(0):
     pass
   cuda_driver._driver.cache_clear()

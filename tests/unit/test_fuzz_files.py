@@ -49,11 +49,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault, tmp_path, monkeypatch):
+def test_a_fault_is_found(fault, tmp_path, patch):
   statement, words = FAULTS[fault]
-  monkeypatch.setattr(files, "SECONDS", 2 if fault == "no end" else 60)
-  monkeypatch.setattr(files, "RESIDENT", 1 << 27)
-  monkeypatch.setattr("ortplugin.optimizer.api.check_result", lambda _: exec(statement))
+  patch(files, "SECONDS", 2 if fault == "no end" else 60)
+  patch(files, "RESIDENT", 1 << 27)
+  patch("ortplugin.optimizer.api.check_result", lambda _: exec(statement))
   outcome = files.run_case(files.models()["functions"], [], tmp_path)
   assert outcome.kind == "failed"
   assert words in outcome.failure

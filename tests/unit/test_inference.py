@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.backend.test
-import pytest
 from exported import DATA, architectures
 from onnx import AttributeProto, TensorProto, helper
-from onnx_models import parametrize, parsed
+from onnx_models import one_in, parametrize, parsed
 
 from ortplugin.graph import inference
 from ortplugin.graph.bounds import Bound, result_bound
@@ -86,7 +85,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.one_in(3)
+@one_in(3)
 @parametrize("what", HOSTILE)
 def test_small_files_take_little_memory_and_time(what, tmp_path):
   path = tmp_path / "hostile.onnx"

@@ -2,12 +2,11 @@
 
 import numpy as np
 import onnx
-import pytest
 from ml_dtypes import bfloat16
 from node_cases import assert_invalid
 from numpy.testing import assert_allclose, assert_array_equal
-from onnx import helper
-from onnx_models import built, computed, parametrize, parsed
+from onnx.helper import make_node
+from onnx_models import built, computed, parametrize, parsed, raises
 
 from ortplugin.errors import ModelError
 from ortplugin.graph import DOMAIN
@@ -22,7 +21,7 @@ TOLERANCES = {"float16": (2e-3, 2e-3), "float": (1e-5, 1e-5), "double": (1e-12, 
 
 def node_of(text, name="norm"):
   program = parse(text)
-  return helper.make_node(
+  return make_node(
     "FusedLayerNorm",
     [each.name for each in program.parameters],
     [each.name for each in program.results],
@@ -83,7 +82,7 @@ def test_the_decomposition_is_the_reference(template, opset, dtype, rng):
 
 def test_the_reference_is_the_formula():
   """A row of 1, 2, 3 and 4: mean 2.5, variance 1.25."""
-  x = np.array([[1, 2, 3, 4]], np.float64)
+  x = np.float64([[1, 2, 3, 4]])
   (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization<epsilon=0>(x) }"), [x])
   assert_allclose(y, (x - 2.5) / np.sqrt(1.25), rtol=1e-15)
   (y,) = layer_norm(parse("(double x) => (double y) { y = RMSNormalization<epsilon=0>(x) }"), [x])
@@ -160,12 +159,12 @@ def test_shapes_in_an_order():
   for shape, made in (("N", 3, 8), ("N", 2, 16)), (("N", "R", "C"), ("N", 2, None)), (None, None):
     assert OPERATOR.infer_shapes(node, [TensorType(np.dtype(np.float32), shape)])[0].shape == made
   for shape in ((3, 8), (1, 2, 8)):
-    with pytest.raises(ModelError, match=r"node 'norm' \(FusedLayerNorm\): input 'x' of shape"):
+    with raises(ModelError, r"node 'norm' \(FusedLayerNorm\): input 'x' of shape"):
       OPERATOR.infer_shapes(node, [TensorType(np.dtype(np.float32), shape)])
 
 
 def wrong(inputs, outputs, **attributes):
-  return helper.make_node("FusedLayerNorm", inputs, outputs, "norm", domain=DOMAIN, **attributes)
+  return make_node("FusedLayerNorm", inputs, outputs, "norm", domain=DOMAIN, **attributes)
 
 
 BARE = "(float x) => (float y) { y = RMSNormalization(x) }"
@@ -190,19 +189,19 @@ def test_an_invalid_node_is_named(reason):
 
 def test_axes_that_s_lacks_are_refused():
   for attribute in ('axes="0 3"', "axis=3", "axis=-4"):
-    with pytest.raises(ValueError, match="out of range for the rank 3"):
+    with raises(ValueError, "out of range for the rank 3"):
       layer_norm(parse(f"(float x) => (float y) {{ y = RMSNormalization<{attribute}>(x) }}"), [np.ones((2, 3, 4))])
 
 
 def test_groups_of_an_axis_from_the_end_are_refused():
   text = '(float x) => (float y) { y = RMSNormalization<axis=-2, axes="2", groups=2>(x) }'
-  with pytest.raises(ModelError, match="axis -2 in groups counts from the end"):
+  with raises(ModelError, "axis -2 in groups counts from the end"):
     OPERATOR.decompose(node_of(text), 17)
-  with pytest.raises(ValueError, match="2 groups do not divide the axis 1"):
+  with raises(ValueError, "2 groups do not divide the axis 1"):
     layer_norm(parse(text.replace("-2", "1")), [np.ones((2, 3, 4))])
 
 
 def test_an_axis_from_the_front_is_refused():
   text = "(float x) => (float y) { y = RMSNormalization<axis=1>(x) }"
-  with pytest.raises(ModelError, match="axis 1 counts from the front"):
+  with raises(ModelError, "axis 1 counts from the front"):
     OPERATOR.decompose(node_of(text), 17)

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import built, op_types, parsed
+from onnx_models import built, ones, op_types, parsed, raises, zeros
 
 import ortplugin
 from ortplugin import optimize, optimizer
@@ -57,9 +56,9 @@ def types_of(model):
 
 
 @pytest.fixture
-def pipeline(monkeypatch):
+def pipeline(patch):
   def install(*passes):
-    monkeypatch.setattr(table, "TABLE", passes)
+    patch(table, "TABLE", passes)
     return passes
 
   return install
@@ -141,7 +140,7 @@ def test_a_limit_makes_the_first_changes(pipeline):
   for limit in range(len(everything.changes) + 2):
     _, report = optimize(model, limit=limit)
     assert report.changes == everything.changes[:limit]
-  with pytest.raises(UsageError, match="-1"):
+  with raises(UsageError, "-1"):
     optimize(model, limit=-1)
 
 
@@ -153,7 +152,7 @@ def test_only_and_skip(pipeline):
   assert types_of(optimize(model, only=["two"], skip=["two"])[0]) == ["Abs", "Cos"]
   assert types_of(optimize(model, only=[])[0]) == ["Abs", "Cos"]
   for choice in ({"only": ["tow"]}, {"skip": ["tow"]}):
-    with pytest.raises(UsageError, match="no pass 'tow'; did you mean two"):
+    with raises(UsageError, "no pass 'tow'; did you mean two"):
       optimize(model, **choice)
 
 
@@ -163,7 +162,7 @@ def test_a_pass_that_fails_is_named(pipeline):
       raise ZeroDivisionError("by zero")
 
   pipeline(Replace("a", "Abs", "Exp"), Broken("broken", "", ""))
-  with pytest.raises(optimizer.PassError, match="'broken' failed after rewrites by a: by zero; --skip broken"):
+  with raises(optimizer.PassError, "'broken' failed after rewrites by a: by zero; --skip broken"):
     optimize(chain("Abs"))
 
 
@@ -173,7 +172,7 @@ def test_a_pass_that_undoes_what_it_did_comes_to_an_end(pipeline):
     return Applied(("turned",), new)
 
   pipeline(RulePass("turn", "", turn))
-  with pytest.raises(optimizer.PassError, match=r"'turn' failed .* no end: .* rewrites .* turned; --skip turn"):
+  with raises(optimizer.PassError, r"'turn' failed .* no end: .* rewrites .* turned; --skip turn"):
     optimize(chain("Abs"))
 
 
@@ -187,7 +186,7 @@ def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline):
   pipeline(Broken("broken", "", ""))
   model = chain("Abs")
   model.graph.node.append(helper.make_node("Concat", ["x", "x"], ["z"], "bad", axis=7))
-  with pytest.raises(ModelError, match=r"it is not valid ONNX, so that the pass 'broken' fails: .*axis"):
+  with raises(ModelError, r"it is not valid ONNX, so that the pass 'broken' fails: .*axis"):
     optimize(model)
 
 
@@ -200,7 +199,7 @@ def test_an_invalid_result_is_a_defect_not_an_output(pipeline):
       return PassResult((Change("cut", ("node0",), ""),))
 
   pipeline(Disconnects("cut", "", ""))
-  with pytest.raises(RuntimeError, match="defect of ortplugin"):
+  with raises(RuntimeError, "defect of ortplugin"):
     optimize(chain("Abs"))
 
 
@@ -209,25 +208,25 @@ def test_what_optimize_takes(tmp_path):
   onnx.save(model, tmp_path / "m.onnx")
   for form in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), model):
     assert types_of(optimize(form)[0]) == ["Softmax"]
-  with pytest.raises(UsageError, match="bytes"):
+  with raises(UsageError, "bytes"):
     optimize(model.SerializeToString())
   model.graph.node[0].input[0] = "nobody"
-  with pytest.raises(ModelError, match="nobody"):
+  with raises(ModelError, "nobody"):
     optimize(model)
 
 
 def test_weights_in_other_files_must_be_loaded():
   model = chain("Abs")
   tensor = model.graph.initializer.add()
-  tensor.CopyFrom(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+  tensor.CopyFrom(numpy_helper.from_array(ones(3), "w"))
   tensor.ClearField("raw_data")
   tensor.data_location = TensorProto.EXTERNAL
   tensor.external_data.add(key="location", value="w.bin")
-  with pytest.raises(ModelError, match="pass the model's path"):
+  with raises(ModelError, "pass the model's path"):
     optimize(model)
 
 
-def test_guilty_passes_are_dropped_one_by_one(monkeypatch):
+def test_guilty_passes_are_dropped_one_by_one(patch):
   """A conversion is not, nor the same pass twice, nor anything where nothing is to blame, as after tuning."""
   trials = [
     Report(guilty=Change("fuse-x", ("a (Add)",), "f (F)")),
@@ -243,9 +242,9 @@ def test_guilty_passes_are_dropped_one_by_one(monkeypatch):
     error.report = trials[len(asked) - 1]
     raise error
 
-  monkeypatch.setattr(api, "_optimize_once", failing)
+  patch(api, "_optimize_once", failing)
   given = {"only": iter(["fuse-x", "fuse-y"]), "skip": ["fuse-z"]}
-  with pytest.raises(VerificationError, match="trial 4") as failed:
+  with raises(VerificationError, "trial 4") as failed:
     optimizer.optimize(onnx.ModelProto(), **given, verify=True, drop_guilty=True)
   skipped = ("fuse-z", "fuse-x", "inline-functions", "allow-tf32")
   assert asked == [(("fuse-x", "fuse-y"), skipped[:count]) for count in (1, 2, 3, 4)]
@@ -255,23 +254,23 @@ def test_guilty_passes_are_dropped_one_by_one(monkeypatch):
     Dropped("allow-tf32", ("c (Conv)",), "trial 3"),
   ]
   asked.clear()
-  with pytest.raises(VerificationError, match="trial 1"):
+  with raises(VerificationError, "trial 1"):
     optimizer.optimize(onnx.ModelProto(), skip=["fuse-x"], verify=True, drop_guilty=True)
   asked.clear()
-  with pytest.raises(VerificationError, match="trial 1"):
+  with raises(VerificationError, "trial 1"):
     optimizer.optimize(onnx.ModelProto(), verify=True)
   asked.clear()
   trials[0] = Report(functions={"local::f": 1})
-  with pytest.raises(VerificationError, match="trial 1"):
+  with raises(VerificationError, "trial 1"):
     optimizer.optimize(onnx.ModelProto(), verify=True, drop_guilty=True)
-  with pytest.raises(UsageError, match="verify=True"):
+  with raises(UsageError, "verify=True"):
     optimizer.optimize(onnx.ModelProto(), drop_guilty=True)
 
 
 def test_what_is_no_pass_of_the_pipeline_can_be_skipped():
   for name in ("inline-functions", "allow-tf32", "forbid-tf32"):
     assert optimizer.select_passes(skip=[name]) == optimizer.select_passes()
-    with pytest.raises(UsageError, match="there is no pass"):
+    with raises(UsageError, "there is no pass"):
       optimizer.select_passes(only=[name])
 
 
@@ -306,14 +305,14 @@ def test_restore_gives_standard_onnx():
   onnx.checker.check_model(restored, full_check=True)
   assert ortplugin.restore(norm_model()) == norm_model()
   optimized.graph.node[0].op_type = "FusedFuture"
-  with pytest.raises(ModelError, match=r"FusedFuture.*upgrade"):
+  with raises(ModelError, r"FusedFuture.*upgrade"):
     ortplugin.restore(optimized)
 
 
 def norm_model():
   return parsed(
     "g (float[n,8] x) => (y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }",
-    weights={"g": np.ones(8, np.float32), "b": np.zeros(8, np.float32)},
+    weights={"g": ones(8), "b": zeros(8)},
   )
 
 
@@ -365,7 +364,7 @@ def test_shapes_that_do_not_fit(shapes, words):
 def test_one_symbol_has_one_size():
   model = chain("Abs")
   model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n"]))
-  with pytest.raises(UsageError, match="'n' would be 3 by input 'x' and 5 by input 'z'"):
+  with raises(UsageError, "'n' would be 3 by input 'x' and 5 by input 'z'"):
     optimize(model, input_shapes={"x": (3, 4), "z": (5,)})
   fix_input_shapes(model, {"x": (3, 4)})
   assert dims(model.graph.input[1]) == [3]

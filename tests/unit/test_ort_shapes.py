@@ -4,9 +4,8 @@ from itertools import product
 
 import numpy as np
 import onnx
-import pytest
-from onnx import helper
-from onnx_models import annotated, built, computed, nodes_of, op_types, parametrize, parsed
+from onnx.helper import make_node
+from onnx_models import annotated, built, computed, nodes_of, one_in, ones, op_types, parametrize, parsed, zeros
 
 from ortplugin import restore, run, session
 from ortplugin.graph import import_model
@@ -20,7 +19,7 @@ def many(op, opset, shape, cases):
   for index, (attributes, inputs) in enumerate(cases):
     names = [f"c{index}_{at}" if each.size else "" for at, each in enumerate(inputs)]
     constants |= {name: each for each, name in zip(inputs, names, strict=True) if name}
-    nodes.append(helper.make_node(op, ["x", *names], [f"y{index}"], f"{index} {attributes}", **attributes))
+    nodes.append(make_node(op, ["x", *names], [f"y{index}"], f"{index} {attributes}", **attributes))
   outputs = ", ".join(f"float[] y{index}" for index in range(len(cases)))
   return built(nodes, f"float[{','.join(map(str, shape))}] x", outputs, opset, weights=constants)
 
@@ -51,7 +50,7 @@ def pools(size, dilated):
       yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
 
 
-@pytest.mark.one_in(2)
+@one_in(2)
 @parametrize("size", [1, 2, 3, 4, 5, 7, 8])
 @parametrize(
   "op, opset",
@@ -70,16 +69,16 @@ def transposed(size):
     whole = (size - 1) * stride + dilation * (kernel - 1) + 1 + padding - pad_begin - pad_end
     if padding < stride and whole > 0:
       pads = {"pads": [pad_begin, pad_end], "output_padding": [padding], "dilations": [dilation], "strides": [stride]}
-      yield pads, [np.ones((1, 1, kernel), np.float32)]
+      yield pads, [ones(1, 1, kernel)]
   for kernel, stride, dilation, padding, auto_pad in product(
     (1, 2, 3, 4), (1, 2, 3), (1, 2), (0, 1, 2), ("SAME_UPPER", "SAME_LOWER", "VALID")
   ):
     if padding < stride:
       same = {"auto_pad": auto_pad, "output_padding": [padding], "dilations": [dilation], "strides": [stride]}
-      yield same, [np.ones((1, 1, kernel), np.float32)]
+      yield same, [ones(1, 1, kernel)]
   for kernel, stride, shape in product((2, 3), (1, 2), (1, 3, 4)):
     if shape <= (size - 1) * stride + kernel:
-      yield {"strides": [stride], "output_shape": [shape]}, [np.ones((1, 1, kernel), np.float32)]
+      yield {"strides": [stride], "output_shape": [shape]}, [ones(1, 1, kernel)]
 
 
 @parametrize("size", [1, 3, 4])
@@ -96,14 +95,14 @@ SCALES = (0.3, 0.5, 0.6, 0.7, 1 / 3, 2 / 3, 1.0, 1.1, 1.2, 1.4, 1.5, 2.0, 2.5, 0
 def test_scales(opset, size):
   cases = []
   for scale in (each for each in SCALES if each * size >= 1):
-    scales = np.array([1, 1, scale, scale], np.float32)
-    region = np.zeros(0, np.float32) if opset > 11 else np.zeros(8, np.float32)
+    scales = np.float32([1, 1, scale, scale])
+    region = zeros(0) if opset > 11 else zeros(8)
     cases.append(({"mode": "nearest"}, [scales] if opset == 10 else [region, scales]))
     if opset >= 18:
       cases.append(({"axes": [2, -1]}, [region, scales[2:]]))
   assert_as_computed("Resize", opset, (1, 1, size, size), cases)
   if opset == 10:
-    cases = [({}, [np.array([1, 1, scale, scale], np.float32)]) for scale in SCALES if scale >= 1]
+    cases = [({}, [np.float32([1, 1, scale, scale])]) for scale in SCALES if scale >= 1]
     assert_as_computed("Upsample", 9, (1, 1, size, size), cases)
 
 
@@ -127,7 +126,7 @@ def test_beside_what_has_no_elements():
     { y = Concat<axis=1>(e, x, x) }""")
   graph = annotated(model)
   assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
-  assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+  assert computed(model, {"x": zeros(4, 2, 3)})[0].shape == (4, 4, 3)
 
 
 def test_beside_a_constant_without_elements_that_inference_finds():
@@ -136,7 +135,7 @@ def test_beside_a_constant_without_elements_that_inference_finds():
     s = {2,0,3}  e = ConstantOfShape(s)
     c = Concat<axis=1>(e, x, x)  y = Relu(c) }""")
   assert [node.outputs[0].shape for node in annotated(model).nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
-  assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+  assert computed(model, {"x": zeros(4, 2, 3)})[0].shape == (4, 4, 3)
 
 
 @parametrize("where", ["output", "value_info"])
@@ -241,7 +240,7 @@ def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(librar
   assert op_types(made) == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
   (info,) = (each for each in made.graph.value_info if each.name == "n")
   assert info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-  feeds = {"x": np.ones((1, 10), np.float32), "on": np.array(True)}
+  feeds = {"x": ones(1, 10), "on": np.array(True)}
   np.testing.assert_array_equal(run(session(made.SerializeToString(), ["cpu"]), feeds)["z"], np.ones((1, 7)))
 
 
@@ -292,9 +291,9 @@ def test_what_follows_fits(spatial, layout):
   """A Transpose that only moves axes of length 1 becomes a Reshape to what the pool really makes."""
   kernel, size = [2] * spatial, [3] * (spatial - 1)
   pads = [0] * spatial + [1] * spatial
-  pool = helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=kernel, strides=kernel, pads=pads, ceil_mode=1)
+  pool = make_node("MaxPool", ["x"], ["p"], kernel_shape=kernel, strides=kernel, pads=pads, ceil_mode=1)
   perm = [0, *range(2, spatial + 2), 1]
-  nodes = [pool, helper.make_node("Transpose", ["p"], ["y"], perm=perm)]
+  nodes = [pool, make_node("Transpose", ["p"], ["y"], perm=perm)]
   shape = [2, 1, 3, *size]
   dims = ",".join(map(str, shape))
   model = built(nodes, f"float[{dims}] x", f"float[{','.join('?' * (spatial + 2))}] y", 13)
@@ -310,7 +309,7 @@ def behind(node, width, height=4):
     f"""g (float[1,4,{height},{width}] x) => (float y)
         {{ before = Conv(x, w)  p = {node}  c = Conv(p, w)  s = Softmax<axis=1>(c)  d = Conv(s, w)
           y = Softmax<axis=1>(d) }}""",
-    weights={"w": np.ones((4, 4, 1, 1), np.float32), "scales": np.array([1, 1, 1.4, 1.4], np.float32)},
+    weights={"w": ones(4, 4, 1, 1), "scales": np.float32([1, 1, 1.4, 1.4])},
   )
 
 

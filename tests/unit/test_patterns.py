@@ -3,9 +3,8 @@
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-import pytest
 from onnx import helper
-from onnx_models import annotated, built, parsed
+from onnx_models import annotated, built, ones, parametrize, parsed, raises
 
 from ortplugin.errors import ModelError
 from ortplugin.graph import broadcast, element_count, equal, import_model, scopes
@@ -120,7 +119,7 @@ def test_constants():
 
 
 def test_large_constants_are_not_read():
-  weights = {"w": np.ones(2000, np.float32)}
+  weights = {"w": ones(2000)}
   model = parsed("g (float[2000] x) => (y) { y = Add(x, w) }", weights=weights)
   scope = next(scopes(import_model(model)))
   tensor = scope.graph.tensors()["w"]
@@ -183,7 +182,7 @@ def test_same_shape_without_knowing_it():
   assert not scope.same_shape(tensors["a"], tensors["e"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "shape, target, expected",
   [
     ((8,), (2, 3, 8), True),
@@ -234,7 +233,7 @@ def test_topological_order_is_stable_and_needs_no_recursion():
   assert [node.name for node in topological_order(list(reversed(nodes)))] == [node.name for node in nodes]
   a, b = gs.Variable("a"), gs.Variable("b")
   circle = [gs.Node("Neg", "first", {}, [a], [b]), gs.Node("Neg", "second", {}, [b], [a])]
-  with pytest.raises(ModelError, match=r"node 'first' \(Neg\) is part of a cycle"):
+  with raises(ModelError, r"node 'first' \(Neg\) is part of a cycle"):
     topological_order(circle)
 
 

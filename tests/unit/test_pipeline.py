@@ -112,8 +112,8 @@ def test_the_layout_is_that_of_one_pass():
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
-def test_the_gpu_that_is_named_or_there(gpus, monkeypatch):
-  monkeypatch.setattr(options_module, "gpu_count", lambda: gpus)
+def test_the_gpu_that_is_named_or_there(gpus, patch):
+  patch(options_module, "gpu_count", lambda: gpus)
   given = (None, ("CUDAExecutionProvider",), ("cpu", "cuda"), ("cpu",))
   assert [Options(providers=each).is_for_gpu() for each in given] == [gpus > 0, True, True, False]
   assert [Options(providers=each).is_for_gpu(narrow=True) for each in given] == [True, True, True, False]

@@ -7,9 +7,8 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-import pytest
 from nvrtc import ARCHITECTURES, CompileError, compile_cuda, compile_with_log
-from onnx_models import parametrize
+from onnx_models import one_in, parametrize, raises
 
 from ortplugin.program import DTYPES, INTEGERS, OPERATORS
 
@@ -82,7 +81,7 @@ def test_every_operator_compiles(architecture):
   assert "warning" not in log, log
 
 
-@pytest.mark.one_in(3)
+@one_in(3)
 @parametrize("architecture", ["sm_75", "sm_90"])
 @parametrize("dtype", ["double", *INTEGERS])
 def test_every_operator_compiles_in_every_type(dtype, architecture):
@@ -110,5 +109,5 @@ extern "C" __global__ void literals(float* out, double* wide) {{
 def test_mixed_types_are_refused():
   """The functions do not promote: a float and a double together are an error of the emitter."""
   kernel = 'extern "C" __global__ void k(float* x, double* y) { y[0] = op_Add(x[0], y[0]); }'
-  with pytest.raises(CompileError, match="op_Add"):
+  with raises(CompileError, "op_Add"):
     compile_cuda(f"{POINTWISE}\n{kernel}\n", "sm_90")

@@ -4,9 +4,8 @@ import operator
 
 import numpy as np
 import onnx
-import pytest
 from onnx.reference import ReferenceEvaluator
-from onnx_models import built, parametrize
+from onnx_models import built, parametrize, raises, zeros
 from operator_places import check_decomposition
 
 from ortplugin.errors import ModelError
@@ -136,7 +135,7 @@ def test_casts_to_integers(to):
 
 def test_casts_of_integers_round_to_nearest_even():
   program = parse("(int64 x) => (float y, double z) { y = Cast<to=float>(x) z = Cast<to=double>(x) }")
-  given = np.array([2**24 + 1, 2**24 + 3, 2**53 + 1, 2**63 - 1, -(2**63)], np.int64)
+  given = np.int64([2**24 + 1, 2**24 + 3, 2**53 + 1, 2**63 - 1, -(2**63)])
   found = values(program, [given])
   assert found["y"].tolist() == [2.0**24, 2.0**24 + 4, 2.0**53, 2.0**63, -(2.0**63)]
   assert found["z"].tolist() == [2.0**24 + 1, 2.0**24 + 3, 2.0**53, 2.0**63, -(2.0**63)]
@@ -159,7 +158,7 @@ def test_bfloat16_is_rounded_once():
 
 def test_literals_are_those_of_their_dtype():
   program = parse("(float16 x, float z) => (float16 y, float w) { y = Add(x, 0.1) w = Add(z, 0.1) }")
-  found = values(program, [np.zeros(1, np.float16), np.zeros(1, np.float32)])
+  found = values(program, [np.zeros(1, np.float16), zeros(1)])
   assert found["y"].tolist() == [float(np.float16(0.1))]
   assert found["w"].tolist() == [float(np.float32(0.1))]
 
@@ -223,7 +222,7 @@ def test_integer_operators_decompose_to_their_reference(op, opset, rng):
     if op == "Clip":  # its limits are scalars in ONNX
       inputs["y"], inputs["z"] = (np.asarray(n, NUMPY_DTYPES[dtype]) for n in (1, 4))
     if op.startswith("Bitwise") and opset < 18:
-      with pytest.raises(ModelError, match=f"r = {op}' of {dtype} has no equivalent in opset {opset}"):
+      with raises(ModelError, f"r = {op}' of {dtype} has no equivalent in opset {opset}"):
         in_onnx(program, inputs, opset)
       continue
     (found,) = in_onnx(program, inputs, opset)

@@ -3,9 +3,8 @@
 import ml_dtypes
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper
-from onnx_models import annotated, initializers, nodes_of, parametrize, parsed
+from onnx_models import annotated, initializers, nodes_of, ones, parametrize, parsed, raises, zeros
 
 from ortplugin import optimize
 from ortplugin.errors import UsageError
@@ -138,9 +137,7 @@ def test_what_only_a_rewrite_can_run(name, opset, op, rewrite, kept):
 def test_a_clip_of_one_element_stays():
   """No kernel of ours takes it."""
   nodes = "a = MatMul(x, w)  b = Clip(a, low)  y = MatMul(b, w)"
-  original = model(
-    nodes, {"w": np.ones((1, 1), np.float32), "low": np.float32(0.5)}, inputs="float[1,1] x", outputs="float[1,1] y"
-  )
+  original = model(nodes, {"w": ones(1, 1), "low": np.float32(0.5)}, inputs="float[1,1] x", outputs="float[1,1] y")
   _, _, kept = convert(original, "bf16", rewrites=frozenset({"lone-pointwise"}))
   assert kept == {"make_b": "ONNX Runtime's CUDA provider has no Clip in bfloat16"}
 
@@ -169,7 +166,7 @@ def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
 def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrites, kept):
   nodes = f'a = MatMul(x, w)  b = {op}<reduction="{reduction}">(a, i, u)  y = MatMul(b, w)'
   places = np.zeros((1, 1) if op == "ScatterND" else (1, 4), np.int64)
-  constants = {"w": np.full((4, 4), 0.1, np.float32), "i": places, "u": np.ones((1, 4), np.float32)}
+  constants = {"w": np.full((4, 4), 0.1, np.float32), "i": places, "u": ones(1, 4)}
   _, _, found = convert(model(nodes, constants, opset=18), name, rewrites=frozenset(rewrites))
   reason = f"ONNX Runtime's CUDA provider has no {op} in bfloat16 with the reduction '{reduction}'"
   assert found == ({"make_b": reason} if kept else {})
@@ -179,7 +176,7 @@ def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrit
 def test_the_statistics_of_a_norm_stay(name):
   """Their dtype is what stash_type says, float32, whatever that of the norm."""
   nodes = "a = MatMul(x, w)  n, mean = LayerNormalization<axis=1>(a, g)  y = MatMul(n, w)  z = Neg(mean)"
-  original = model(nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)}, outputs="float[2,4] y, float[2,1] z")
+  original = model(nodes, {"w": WEIGHT, "g": ones(4)}, outputs="float[2,4] y, float[2,1] z")
   result, _, _ = convert(original, name)
   inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
   types = {each.name: each.type.tensor_type.elem_type for each in inferred.graph.value_info}
@@ -227,13 +224,13 @@ def test_small_numbers_beside_large_ones_do_not_matter():
   weight[0, 0] = 1e-9
   assert fault("w", weight, FP16) == ""
   assert "w" in fault("w", weight * 1e-8, FP16)
-  assert fault("w", np.array([np.inf, -np.inf, np.nan, 1], np.float32), FP16) == ""
-  assert fault("w", np.zeros((0, 4), np.float32), FP16) == ""
+  assert fault("w", np.float32([np.inf, -np.inf, np.nan, 1]), FP16) == ""
+  assert fault("w", zeros(0, 4), FP16) == ""
 
 
 def test_what_masks_are_filled_with_stays_finite():
   lowest = np.finfo(np.float32).min
-  assert converted(np.array([lowest, 0, -np.inf], np.float32), FP16).tolist() == [-32752.0, 0.0, -np.inf]
+  assert converted(np.float32([lowest, 0, -np.inf]), FP16).tolist() == [-32752.0, 0.0, -np.inf]
   nodes = """m = Cast<to=1>(mask)  n = Sub(one, m)  bias = Mul(n, lowest)
     s = MatMul(x, w)  t = Add(s, bias)  p = Softmax(t)  y = MatMul(p, w)"""
   constants = {"w": WEIGHT, "one": np.float32(1), "lowest": lowest}
@@ -281,7 +278,7 @@ def test_short_sums_do_not_stay():
 
 def test_positions_and_their_sines_stay():
   nodes = "p = Cast<to=1>(position)  angle = Mul(p, frequency)  s = Sin(angle)  y = MatMul(s, w)"
-  frequency = np.array([1, 0.1, 0.01, 0.001], np.float32)
+  frequency = np.float32([1, 0.1, 0.01, 0.001])
   result, _, kept = convert(model(nodes, {"w": WEIGHT, "frequency": frequency}, inputs="int64[2,4] position"))
   assert ops(result) == "Cast>float Mul Sin Cast>half MatMul Cast>float"
   assert kept["make_angle"] == "it computes with the integers that make_p (Cast) makes"
@@ -370,7 +367,7 @@ def test_overridable_initializers_keep_their_dtype():
 
 def test_a_constant_that_both_sides_read_is_there_twice():
   nodes = "a = MatMul(x, w)  b = Add(a, c)  d = Exp(b)  e = Add(d, c)  y = Tanh(e)"
-  result, _, _ = convert(model(nodes, {"w": WEIGHT, "c": np.ones(4, np.float32)}))
+  result, _, _ = convert(model(nodes, {"w": WEIGHT, "c": ones(4)}))
   assert sorted((name, array.dtype.name) for name, array in initializers(result).items()) == [
     ("c", "float32"),
     ("c_2", "float16"),
@@ -381,7 +378,7 @@ def test_a_constant_that_both_sides_read_is_there_twice():
 def test_arguments_of_a_fixed_dtype_stay():
   original = model(
     'a = MatMul(x, w)  y = Resize<mode="nearest">(a, , scales)',
-    {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
+    {"w": WEIGHT, "scales": np.float32([1, 1, 2, 2])},
     inputs="float[1,1,4,4] x",
     outputs="float[1,1,8,8] y",
   )
@@ -420,9 +417,9 @@ def test_a_limit_converts_the_first_operators():
 
 
 def test_weights_take_norms_in_float32_first():
-  channels = [np.array([v, 1], np.float32) for v in (3.0, 0.5, 100.0, 0.25)]
+  channels = [np.float32([v, 1]) for v in (3.0, 0.5, 100.0, 0.25)]
   names = ("scale", "shift", "mean", "variance")
-  kernel = np.ones((2, 2, 1, 1), np.float32)
+  kernel = ones(2, 2, 1, 1)
   nodes = "a = BatchNormalization(x, scale, shift, mean, variance)  y = Conv(a, w)"
   original = model(
     nodes,
@@ -445,9 +442,7 @@ def test_the_same_model_twice_is_the_same(tmp_path):
 
 def test_tf32_is_an_attribute_of_convolutions():
   nodes = "a = Conv(x, w)  y = Relu(a)"
-  original = model(
-    nodes, {"w": np.ones((2, 2, 1, 1), np.float32)}, inputs="float[1,2,4,4] x", outputs="float[1,2,4,4] y"
-  )
+  original = model(nodes, {"w": ones(2, 2, 1, 1)}, inputs="float[1,2,4,4] x", outputs="float[1,2,4,4] y")
   optimized, report = optimize(original, precision="tf32")
   assert report.rewrites["allow-tf32"] == 1
   (fused,) = nodes_of(optimized, "FusedConv")
@@ -479,12 +474,12 @@ def test_mistakes():
     ({"precision_skip": ["Exp"]}, "say to which precision"),
     ({"precision": "tf32", "precision_io": True}, "changes no dtype"),
   ):
-    with pytest.raises(UsageError, match=words):
+    with raises(UsageError, words):
       optimize(two_products(), **arguments)
 
 
 def test_bfloat16_fills_masks_with_finite_numbers():
-  lowest = np.array([np.finfo(np.float32).min], np.float32)
+  lowest = np.float32([np.finfo(np.float32).min])
   (value,) = converted(lowest, PRECISIONS["bf16"]).astype(np.float64)
   assert np.isfinite(value)
   assert value < -1e38

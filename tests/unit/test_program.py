@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from onnx_models import parametrize
+from onnx_models import parametrize, raises
 from sample import examples
 
 from ortplugin.program import (
@@ -121,14 +121,14 @@ def test_every_operator_parses_and_prints(name):
     parameters = ", ".join(each for each, letter in ((f"{dtype} x", "T"), ("bool b", "B")) if letter in spec.operands)
     text = body(statement, parameters=parameters, results=f"{result} y")
     if "T" in spec.operands and dtype not in spec.types:
-      with pytest.raises(ProgramError, match=f"{name} takes no {dtype}, as 'x' is"):
+      with raises(ProgramError, f"{name} takes no {dtype}, as 'x' is"):
         parse(text)
       continue
     program = parse(text)
     assert program.dtypes["y"] == result
     assert parse(str(program)) == program
     too_many = statement.replace("(", "(x, " if "x" in statement else "(b, ", 1)
-    with pytest.raises(ProgramError, match="operands"):
+    with raises(ProgramError, "operands"):
       parse(body(too_many, parameters=parameters, results=f"{result} y"))
 
 
@@ -154,7 +154,7 @@ def test_integer_literals_are_exact(dtype):
     assert literal == number
     assert f"Add(x, {number})" in str(program)
   for text in (str(high + 1), str(low - 1), "1.0", "1e2", "-0", "inf", "nan"):
-    with pytest.raises(ProgramError, match="Add takes no"):
+    with raises(ProgramError, "Add takes no"):
       parse(body(f"y = Add(x, {text})", parameters=f"{dtype} x", results=f"{dtype} y"))
   assert "Add(x, 7)" in str(parse(body("y = Add(x, +007)", parameters=f"{dtype} x", results=f"{dtype} y")))
   zeros = "0" * 5000
@@ -266,22 +266,22 @@ def test_what_is_wrong_is_said(text):
 def test_other_white_space_is_refused(space):
   """Python's own functions count these as white space; the language does not."""
   for text in (f"(float x) =>{space}(float y) {{ y = Relu(x) }}", EXAMPLE + space, space, f" \n{space} "):
-    with pytest.raises(ProgramError, match="found " + re.escape(repr(space))):
+    with raises(ProgramError, "found " + re.escape(repr(space))):
       parse(text)
 
 
 def test_limits():
   names = [f"x{i}" for i in range(33)]
   sums = ["a0 = Add(x0, x1)", *(f"a{i} = Add(a{i - 1}, x{i + 1})" for i in range(1, 32)), "y = Relu(a31)"]
-  with pytest.raises(ProgramError, match="33 parameters; the limit is 32"):
+  with raises(ProgramError, "33 parameters; the limit is 32"):
     parse(body(*sums, parameters=", ".join(f"float {name}" for name in names)))
   chain = ["a0 = Relu(x)", *(f"a{i} = Relu(a{i - 1})" for i in range(1, 256)), "y = Relu(a255)"]
-  with pytest.raises(ProgramError, match="257 statements; the limit is 256"):
+  with raises(ProgramError, "257 statements; the limit is 256"):
     parse(body(*chain))
   many = [f"r{i} = Relu(x)" for i in range(17)]
-  with pytest.raises(ProgramError, match="17 results; the limit is 16"):
+  with raises(ProgramError, "17 results; the limit is 16"):
     parse(body(*many, results=", ".join(f"float r{i}" for i in range(17))))
-  with pytest.raises(ProgramError, match="the limit is 65536"):
+  with raises(ProgramError, "the limit is 65536"):
     parse(EXAMPLE + " " * 65536)
 
 

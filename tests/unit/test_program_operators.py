@@ -58,10 +58,10 @@ def test_a_new_line_is_asked_for_everything_else(line, tmp_path):
     ("Asinh", " Asinh,", ""),
   ],
 )
-def test_a_wrong_entry_of_the_docs_is_seen(operator, right, wrong, monkeypatch):
+def test_a_wrong_entry_of_the_docs_is_seen(operator, right, wrong, patch):
   text = operator_places.text_of(operator_places.DOCS)
   assert text.count(right) == 1
-  monkeypatch.setattr(operator_places, "text_of", lambda _: text.replace(right, wrong))
+  patch(operator_places, "text_of", lambda _: text.replace(right, wrong))
   assert [name for name, spec in OPERATORS.items() if not is_in_docs(spec)] == [operator]
 
 

@@ -4,8 +4,7 @@ import io
 import json
 
 import onnx
-import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 from rich.console import Console
 
 from ortplugin.check.tune import TunedNode
@@ -184,7 +183,7 @@ def test_names_of_a_model_are_shown_escaped():
   assert r"\u202e" in text
 
 
-@pytest.mark.parametrize("kind", [OrtPluginError, *OrtPluginError.__subclasses__()])
+@parametrize("kind", [OrtPluginError, *OrtPluginError.__subclasses__()])
 def test_errors_hold_no_control_characters(kind):
   error = kind(f"node '{HOSTILE}' is wrong")
   assert str(error) == r"node '\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m[bold]\n' is wrong"

@@ -24,8 +24,8 @@ def test_dtypes_and_layouts_take_turns():
   assert len({name.partition(", ")[2] for name in found}) > 3
 
 
-def test_a_test_keeps_a_case(monkeypatch):
-  monkeypatch.setattr(sample, "SAMPLING", True)
+def test_a_test_keeps_a_case(patch):
+  patch(sample, "SAMPLING", True)
   assert len(sample.taken(dict.fromkeys(SMALL, 10**9))) == 1
   assert not sample.taken(dict.fromkeys(SMALL, 0))
 
@@ -65,10 +65,10 @@ def test_pytest_runs_all_but_in_a_sample_and_counts_the_rest():
   assert "test-all" not in silent
 
 
-def test_property_tests_try_fewer_examples(monkeypatch):
-  monkeypatch.setattr(sample, "SAMPLING", False)
+def test_property_tests_try_fewer_examples(patch):
+  patch(sample, "SAMPLING", False)
   assert sample.examples(150) == 150
   assert all(sample.is_taken(str(number), 5) for number in range(100))
-  monkeypatch.setattr(sample, "SAMPLING", True)
+  patch(sample, "SAMPLING", True)
   assert (sample.examples(150), sample.examples(20)) == (30, 10)
   assert 10 < sum(sample.is_taken(str(number), 5) for number in range(100)) < 30

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from onnx_models import raises
 from threads import in_threads
 
 import ortplugin
@@ -19,10 +20,10 @@ from ortplugin.session import core, elements, streams
 
 
 @pytest.fixture
-def library_file(tmp_path, monkeypatch):
+def library_file(tmp_path, patch):
   """A file that stands for the built library, in a package folder of its own."""
   (tmp_path / "libortplugin.so").write_bytes(b"")
-  monkeypatch.setattr(ortplugin, "__path__", [str(tmp_path / "nowhere"), str(tmp_path)])
+  patch(ortplugin, "__path__", [str(tmp_path / "nowhere"), str(tmp_path)])
   return tmp_path / "libortplugin.so"
 
 
@@ -48,10 +49,10 @@ class Options:
     return self.entries[key]
 
 
-def use_runtime(monkeypatch, providers, gpus, **more):
+def use_runtime(patch, providers, gpus, **more):
   module = SimpleNamespace(__version__="1.0", get_available_providers=lambda: providers, SessionOptions=Options, **more)
-  monkeypatch.setattr(core, "onnxruntime", lambda: module)
-  monkeypatch.setattr(core, "gpu_count", lambda: gpus)
+  patch(core, "onnxruntime", lambda: module)
+  patch(core, "gpu_count", lambda: gpus)
   return module
 
 
@@ -85,14 +86,14 @@ def test_the_public_names_stay_functions():
   for name in ortplugin.__all__:
     assert name == "__version__" or callable(getattr(ortplugin, name)), name
   assert set(dir(ortplugin)) == set(ortplugin.__all__)
-  with pytest.raises(AttributeError, match="nothing"):
+  with raises(AttributeError, "nothing"):
     _ = ortplugin.nothing
 
 
-def test_library_path(library_file, monkeypatch):
+def test_library_path(library_file, patch):
   assert library_path() == str(library_file)
   library_file.unlink()
-  with pytest.raises(RuntimeMissingError, match="make dev"):
+  with raises(RuntimeMissingError, "make dev"):
     library_path()
 
 
@@ -109,11 +110,11 @@ def test_threads_register_once(library_file):
   assert len(options.libraries) == 1
 
 
-def test_a_failed_registration_says_with_what(library_file, monkeypatch):
-  use_runtime(monkeypatch, ["CPUExecutionProvider"], 0)
+def test_a_failed_registration_says_with_what(library_file, patch):
+  use_runtime(patch, ["CPUExecutionProvider"], 0)
   options = Options()
   options.libraries.append("another")
-  with pytest.raises(RuntimeMissingError, match=r"onnxruntime 1.0 can't register .*libortplugin.so: domain"):
+  with raises(RuntimeMissingError, r"onnxruntime 1.0 can't register .*libortplugin.so: domain"):
     register(options)
 
 
@@ -138,23 +139,23 @@ def test_threads_that_load_the_runtime_leave_stdout_as_it_was(monkeypatch):
   assert sys.stdout is before
 
 
-def test_providers(monkeypatch):
+def test_providers(patch):
   both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-  use_runtime(monkeypatch, both, 1)
+  use_runtime(patch, both, 1)
   assert core.available_providers() == tuple(both)
   assert core.resolve_provider("CUDA") == "CUDAExecutionProvider"
-  with pytest.raises(UsageError, match="no execution provider 'CPUExecutionProvidr'; did you mean CPU"):
+  with raises(UsageError, "no execution provider 'CPUExecutionProvidr'; did you mean CPU"):
     core.resolve_provider("CPUExecutionProvidr")
-  use_runtime(monkeypatch, both, 0)
+  use_runtime(patch, both, 0)
   assert core.available_providers() == ("CPUExecutionProvider",)
-  with pytest.raises(RuntimeMissingError, match="NVIDIA GPU"):
+  with raises(RuntimeMissingError, "NVIDIA GPU"):
     core.resolve_provider("cuda")
-  use_runtime(monkeypatch, ["CPUExecutionProvider"], 1)
-  with pytest.raises(RuntimeMissingError, match="onnxruntime-gpu"):
+  use_runtime(patch, ["CPUExecutionProvider"], 1)
+  with raises(RuntimeMissingError, "onnxruntime-gpu"):
     core.resolve_provider("cuda")
 
 
-def test_sessions_never_fall_back_silently(library_file, monkeypatch):
+def test_sessions_never_fall_back_silently(library_file, patch):
   made = []
 
   def make(path, options, providers, provider_options, enable_fallback):
@@ -163,9 +164,9 @@ def test_sessions_never_fall_back_silently(library_file, monkeypatch):
     return SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])  # CUDA did not start
 
   both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-  use_runtime(monkeypatch, both, 1, InferenceSession=make)
-  monkeypatch.setattr(streams, "Stream", lambda device_id: SimpleNamespace(address=64 + device_id))
-  with pytest.raises(RuntimeMissingError, match="could not start CUDAExecutionProvider"):
+  use_runtime(patch, both, 1, InferenceSession=make)
+  patch(streams, "Stream", lambda device_id: SimpleNamespace(address=64 + device_id))
+  with raises(RuntimeMissingError, "could not start CUDAExecutionProvider"):
     session("m.onnx", cuda_graph=True)
   assert made[0].providers == both
   assert made[0].settings == [{"enable_cuda_graph": "1", "user_compute_stream": "64"}, {}]
@@ -180,7 +181,7 @@ def test_sessions_never_fall_back_silently(library_file, monkeypatch):
     ({"providers": "cpu"}, r"\['cpu'\]"),
     ({"providers": ["cpu"], "provider_options": []}, "one for each"),
   ):
-    with pytest.raises(UsageError, match=words):
+    with raises(UsageError, words):
       session("m.onnx", **arguments)
 
 

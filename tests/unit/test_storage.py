@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import parametrize, parsed
+from onnx_models import one_in, ones, parametrize, parsed, raises
 
 from ortplugin.errors import ModelError, OrtPluginError, StorageError, UsageError
 from ortplugin.model import storage
@@ -30,7 +30,7 @@ def small_model(weight=WEIGHT, opset=17):
   return parsed(
     "small (float[n,32] x) => (y) { [matmul] m = MatMul(x, w)  [add] y = Add(m, b) }",
     opset,
-    weights={"w": weight, "b": np.ones(32, np.float32)},
+    weights={"w": weight, "b": ones(32)},
   )
 
 
@@ -168,8 +168,8 @@ def test_good_external_data_are_read(tmp_path):
   assert stored.proto == small_model()
 
 
-def test_external_data_that_share_a_file_without_bound(tmp_path, monkeypatch):
-  monkeypatch.setattr(storage, "_OVERLAP_FLOOR", 0)
+def test_external_data_that_share_a_file_without_bound(tmp_path, patch):
+  patch(storage, "_OVERLAP_FLOOR", 0)
   model = onnx.load(external_model(tmp_path), load_external_data=False)
   for index in range(20):
     copy = model.graph.initializer.add()
@@ -224,7 +224,7 @@ def test_typed_data_of_the_wrong_length(tmp_path):
 
 def test_data_in_attributes_are_checked_too(tmp_path):
   model = small_model()
-  value = numpy_helper.from_array(np.ones(4, np.float32), "v")
+  value = numpy_helper.from_array(ones(4), "v")
   model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], "constant", value=value))
   model.graph.node[0].attribute[0].t.dims[0] = 2**60
   refused(write(tmp_path / "m.onnx", model), "'constant' (Constant)")
@@ -298,8 +298,8 @@ def test_the_same_model_gives_the_same_bytes(tmp_path, external):
   assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
 
 
-def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(tmp_path, monkeypatch):
-  monkeypatch.setattr(storage, "PROTOBUF_LIMIT", 4000)
+def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(tmp_path, patch):
+  patch(storage, "PROTOBUF_LIMIT", 4000)
   path = tmp_path / "out.onnx"
   save_model(small_model(), path)
   (data,) = tmp_path.glob("out.onnx.*.data")
@@ -307,7 +307,7 @@ def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(tmp_path, monkey
   assert path.stat().st_size < 4000
   assert storage.load(path).data_files == (data,)
   assert load_model(path) == small_model()
-  with pytest.raises(StorageError, match="external data"):
+  with raises(StorageError, "external data"):
     save_model(small_model(), path, external=False)
 
 
@@ -329,7 +329,7 @@ def test_the_output_must_not_be_the_input(tmp_path):
   (tmp_path / "sub").mkdir()
   before = source.read_bytes()
   for name in ("in.onnx", "sym.onnx", "hard.onnx", "sub/../in.onnx"):
-    with pytest.raises(UsageError, match="is the input"):
+    with raises(UsageError, "is the input"):
       save_model(small_model(), tmp_path / name, protect=[source])
   assert source.read_bytes() == before
 
@@ -339,7 +339,7 @@ def test_a_symbolic_link_is_no_output(tmp_path):
   (tmp_path / "link.onnx").symlink_to(tmp_path / "target.onnx")
   (tmp_path / "loop.onnx").symlink_to(tmp_path / "loop.onnx")
   for name in ("link.onnx", "loop.onnx"):
-    with pytest.raises(UsageError, match="symbolic link"):
+    with raises(UsageError, "symbolic link"):
       save_model(small_model(), tmp_path / name)
   assert (tmp_path / "target.onnx").read_bytes() == b"old"
 
@@ -360,12 +360,12 @@ def test_bad_outputs(tmp_path):
     tmp_path / "pipe": "not a regular file",
     Path("/dev/null"): "not a regular file",
   }.items():
-    with pytest.raises(UsageError, match=words):
+    with raises(UsageError, words):
       storage.check_output(path)
 
 
 def test_an_output_that_cannot_be_examined(tmp_path):
-  with pytest.raises(StorageError, match="can't be examined: File name too long"):
+  with raises(StorageError, "can't be examined: File name too long"):
     storage.check_output(tmp_path / ("n" * 300))
 
 
@@ -388,7 +388,7 @@ def test_the_inputs_data_file_is_never_overwritten(tmp_path):
   source = tmp_path / "copy.onnx"
   os.rename(tmp_path / "m.onnx", source)  # refers to m.onnx.<digest>.data
   stored, before = storage.load(source), data.read_bytes()
-  with pytest.raises(UsageError, match="is the input"):
+  with raises(UsageError, "is the input"):
     save_model(stored.proto, tmp_path / "m.onnx", protect=stored.files, external=True)
   other = small_model(WEIGHT + 1)
   save_model(other, tmp_path / "m.onnx", protect=stored.files, external=True)
@@ -412,7 +412,7 @@ def test_the_data_file_is_not_written_through_a_link(tmp_path):
   (data,) = tmp_path.glob("*.data")
   data.rename(tmp_path / "elsewhere")
   data.symlink_to(tmp_path / "elsewhere")
-  with pytest.raises(UsageError, match="symbolic link"):
+  with raises(UsageError, "symbolic link"):
     save_model(small_model(), tmp_path / "out.onnx", external=True)
 
 
@@ -439,7 +439,7 @@ def test_a_full_disk_leaves_the_old_output_whole(tmp_path, external, limit):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
   try:
-    with pytest.raises(StorageError, match="nothing was changed; free some space") as caught:
+    with raises(StorageError, "nothing was changed; free some space") as caught:
       save_model(new, path, external=external)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -447,11 +447,11 @@ def test_a_full_disk_leaves_the_old_output_whole(tmp_path, external, limit):
   assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_an_interruption_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_an_interruption_leaves_nothing_behind(tmp_path, patch):
   def interrupt(*_):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(os, "fsync", interrupt)
+  patch(os, "fsync", interrupt)
   for external in (False, True):
     with pytest.raises(KeyboardInterrupt):
       save_model(small_model(), tmp_path / "out.onnx", external=external)
@@ -482,7 +482,7 @@ KILLED = """
 """
 
 
-@pytest.mark.one_in(2)
+@one_in(2)
 @parametrize("external", [False, True])
 def test_killed_at_every_step_leaves_the_old_output_or_the_new_one(tmp_path, external):
   """SIGKILL before each flush and each rename: the output is a whole model at every moment."""

@@ -3,9 +3,8 @@
 import numpy as np
 import onnx
 import onnx.parser
-import pytest
 from onnx import helper
-from onnx_models import add_weights, computed, parametrize, parsed
+from onnx_models import add_weights, computed, parametrize, parsed, raises
 
 from ortplugin.errors import ModelError
 from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
@@ -241,7 +240,7 @@ def test_a_newer_model_is_left_alone(opset):
   ],
 )
 def test_refused(opset, text, fragment):
-  with pytest.raises(ModelError, match="export the model again with opset 11 or later") as caught:
+  with raises(ModelError, "export the model again with opset 11 or later") as caught:
     upgrade(parse(text, opset))
   assert fragment in str(caught.value)
 
@@ -252,7 +251,7 @@ def test_a_mask_that_becomes_true(opset, rng):
   original = parse("g (float[2,3] x) => (y, bool[2,3] m) { y, m = Dropout(x) }", opset)
   assert not run(original, rng)[1].any()
   assert upgrade(original, 11).graph.node[0].op_type == "Dropout"
-  with pytest.raises(ModelError, match=r"the mask of node '' \(Dropout\), false before opset 12"):
+  with raises(ModelError, r"the mask of node '' \(Dropout\), false before opset 12"):
     upgrade(original, BFLOAT16_OPSET)
   unread = parse("g (float[2,3] x) => (y) { y, m = Dropout(x) }", opset)
   assert upgrade(unread, BFLOAT16_OPSET).graph.node[-1].op_type == "Dropout"  # behind its ratio
@@ -260,7 +259,7 @@ def test_a_mask_that_becomes_true(opset, rng):
 
 def test_refused_in_opset_13():
   words = "from opset 11 to 13, which bfloat16 needs: node '' .Hardmax. .* again with opset 13 or later"
-  with pytest.raises(ModelError, match=words):
+  with raises(ModelError, words):
     optimize(parse(ROWS + "{ a = Relu(x)  y = Hardmax(a) }", 11), precision="bf16")
 
 
@@ -281,14 +280,14 @@ def test_the_report_says_so_and_the_original_is_what_is_compared_with():
   assert optimized.opset_import[0].version == 11
 
 
-def test_a_wrong_upgrade_is_found(monkeypatch):
+def test_a_wrong_upgrade_is_found(patch):
   """As onnx.version_converter alone would make it: half a pixel beside."""
   import ortplugin.model.upgrade
   from ortplugin.errors import VerificationError
 
-  monkeypatch.setattr(ortplugin.model.upgrade, "_put_resize_right", lambda *arguments: None)
+  patch(ortplugin.model.upgrade, "_put_resize_right", lambda *arguments: None)
   model = parse('a = Identity(x)  y = Upsample<mode="linear", scales=[1.0,1.0,2.0,2.0]>(a)', 8)
-  with pytest.raises(VerificationError, match="from the upgrade of opset 8 to 11 on"):
+  with raises(VerificationError, "from the upgrade of opset 8 to 11 on"):
     optimize(model, verify=True, providers=["cpu"])
 
 

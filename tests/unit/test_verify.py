@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import parametrize, parsed
+from onnx_models import ones, parametrize, parsed, raises, zeros
 
 from ortplugin.check import timing
 from ortplugin.check.compare import Tolerance, compare, compare_form
@@ -100,17 +100,17 @@ def test_the_filling_of_a_mask_does_not_widen_the_tolerance():
 
 
 def test_shape_and_dtype_must_be_the_same():
-  ones = np.ones((2, 3), np.float32)
-  assert "shape" in compare("y", ones, ones.reshape(3, 2)).message
-  assert "shape" in compare("y", ones, np.ones((1, 2, 3), np.float32)).message
-  assert "shape" in compare("y", np.float32(1), np.ones(1, np.float32)).message
-  assert "dtype" in compare("y", ones, ones.astype(np.float64)).message
-  assert "dtype" in compare("y", ones.astype(np.int32), ones.astype(np.int64)).message
-  assert not passed(np.ones((0, 3), np.float32), np.ones((0, 4), np.float32))
+  given = ones(2, 3)
+  assert "shape" in compare("y", given, given.reshape(3, 2)).message
+  assert "shape" in compare("y", given, ones(1, 2, 3)).message
+  assert "shape" in compare("y", np.float32(1), ones(1)).message
+  assert "dtype" in compare("y", given, given.astype(np.float64)).message
+  assert "dtype" in compare("y", given.astype(np.int32), given.astype(np.int64)).message
+  assert not passed(ones(0, 3), ones(0, 4))
 
 
 def test_empty_outputs_agree():
-  assert passed(np.ones((0, 3), np.float32), np.ones((0, 3), np.float32))
+  assert passed(ones(0, 3), ones(0, 3))
   assert passed(np.ones((0,), np.int64), np.ones((0,), np.int64))
 
 
@@ -124,7 +124,7 @@ def test_integers_and_booleans_must_be_equal(dtype):
 
 
 def test_integers_beyond_the_precision_of_a_double():
-  big = np.array([2**62], np.int64)
+  big = np.int64([2**62])
   result = compare("y", big, -big - 1)
   assert not result.passed
   assert result.max_abs_error == float(2**63 + 1)
@@ -132,9 +132,9 @@ def test_integers_beyond_the_precision_of_a_double():
 
 
 @parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.uint64])
-def test_what_lies_beyond_the_first_block_is_compared(dtype, monkeypatch):
+def test_what_lies_beyond_the_first_block_is_compared(dtype, patch):
   """Large outputs are compared block by block; scale, masks and the worst element are those of the whole."""
-  monkeypatch.setattr("ortplugin.check.compare._BLOCK", 16)
+  patch("ortplugin.check.compare._BLOCK", 16)
   values = (np.arange(99) % 7 + 1).reshape(9, 11).astype(dtype)
   assert passed(values, values.copy())
   wrong = values.copy()
@@ -222,10 +222,10 @@ def test_nothing_finite_is_remarked_upon():
 
 
 def test_random_outputs_are_compared_by_form():
-  one, other = np.zeros(3, np.float32), np.ones(3, np.float32)
+  one, other = zeros(3), ones(3)
   assert compare_form("y", one, other).passed
   assert "other values" in compare_form("y", one, other).message
-  assert not compare_form("y", one, np.ones(4, np.float32)).passed
+  assert not compare_form("y", one, ones(4)).passed
 
 
 @parametrize("guilty", [1, 2, 7, 99, 100])
@@ -244,9 +244,9 @@ def test_bisection_when_nothing_is_to_blame():
   assert find_guilty(10, lambda limit: False) is None
 
 
-def test_times_are_taken_in_turns(monkeypatch):
+def test_times_are_taken_in_turns(patch):
   calls = []
-  monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: sum(calls)))
+  patch(timing, "time", SimpleNamespace(perf_counter=lambda: sum(calls)))
   fast, slow, tiny = (lambda count, each=each: calls.extend([each] * count) for each in (0.004, 0.006, 0.0005))
   found = timing.time_in_turns(fast, slow, GRAPH)
   assert (found.mode, found.loses) == (GRAPH, True)
@@ -272,7 +272,7 @@ def model_of(inputs, nodes, outputs="float[] y", **weights):
 
 
 def test_indices_stay_within_their_table():
-  model = model_of("int64[50,50] i", "y = Gather(t, i)", t=np.zeros((7, 300), np.float32))
+  model = model_of("int64[50,50] i", "y = Gather(t, i)", t=zeros(7, 300))
   values = generate(model, SIZES).feeds["i"]
   assert values.dtype == np.int64
   assert values.min() == 0
@@ -298,7 +298,7 @@ def test_indices_are_traced_through_arithmetic_and_bodies():
     """c = Cast <to=7>(i)  u = Unsqueeze(c, axis)  moved = Add(two, u)
       y = If(flag) <body () => (float[] o) { o = Gather(t, moved) },
                      body () => (float[] o) { o = Gather(t, moved) }>""",
-    t=np.zeros((10, 4), np.float32),
+    t=zeros(10, 4),
     axis=np.int64([0]),
     two=np.int64(2),
     flag=np.bool_(True),
@@ -311,7 +311,7 @@ def test_indices_are_traced_through_arithmetic_and_bodies():
 
 def test_the_smallest_table_and_the_given_axis_decide():
   nodes = "x = Gather <axis=1>(a, i)  j = Sub(i, one)  y = GatherElements <axis=0>(b, j)"
-  tables = {"a": np.zeros((2, 9), np.float32), "b": np.zeros((5, 60), np.float32), "one": np.int64(1)}
+  tables = {"a": zeros(2, 9), "b": zeros(5, 60), "one": np.int64(1)}
   values = generate(model_of("int64[60,60] i", nodes, "float[] x, y", **tables), SIZES).feeds["i"]
   assert values.min() == 1
   assert values.max() == 5
@@ -379,13 +379,13 @@ def test_initializers_are_not_fed():
 
 def test_absurd_shapes_are_refused_before_allocating():
   model = model_of(f"float[{2**31},{2**31}] x", "y = Identity(x)")
-  with pytest.raises(UsageError, match="too large"):
+  with raises(UsageError, "too large"):
     generate(model, SIZES)
 
 
 def test_an_input_without_a_shape_asks_for_one():
   model = model_of("float[] x", "y = Identity(x)")
-  with pytest.raises(UsageError, match="--input-shape x:"):
+  with raises(UsageError, "--input-shape x:"):
     generate(model, SIZES)
   assert generate(model, SIZES, {"x": (2, 5)}).feeds["x"].shape == (2, 5)
 
@@ -410,7 +410,7 @@ def two_inputs():
 
 def test_npz_files_are_read(tmp_path):
   path = tmp_path / "data.npz"
-  np.savez(path, x=np.ones((4, 3), np.float32), i=np.ones((1, 2), np.int64))
+  np.savez(path, x=ones(4, 3), i=np.ones((1, 2), np.int64))
   case = load_inputs(path, two_inputs())
   assert case.name == str(path)
   assert case.feeds["x"].shape == (4, 3)
@@ -427,9 +427,9 @@ def test_npz_files_keep_bfloat16(tmp_path):
   "arrays, words",
   [
     ({"x": np.ones((4, 3))}, "float64"),
-    ({"x": np.ones((4, 4), np.float32)}, "shape"),
-    ({"x": np.ones(3, np.float32)}, "shape"),
-    ({"x": np.ones((4, 3), np.float32)}, "'i' is missing"),
+    ({"x": ones(4, 4)}, "shape"),
+    ({"x": ones(3)}, "shape"),
+    ({"x": ones(4, 3)}, "'i' is missing"),
     ({"xx": np.ones(3)}, "did you mean x"),
   ],
 )
@@ -443,10 +443,10 @@ def test_wrong_arrays(tmp_path, arrays, words):
 
 def test_a_small_file_with_large_arrays_is_refused(tmp_path, monkeypatch):
   path = tmp_path / "data.npz"
-  np.savez_compressed(path, x=np.zeros((2**18, 3), np.float32), i=np.ones((1, 2), np.int64))
+  np.savez_compressed(path, x=zeros(2**18, 3), i=np.ones((1, 2), np.int64))
   assert path.stat().st_size < 2**14
   monkeypatch.setattr("ortplugin.check.inputs.free_memory", lambda: 4 * 2**20)
-  with pytest.raises(UsageError, match="too much for this machine's memory"):
+  with raises(UsageError, "too much for this machine's memory"):
     load_inputs(path, two_inputs())
   monkeypatch.undo()
   assert load_inputs(path, two_inputs()).feeds["x"].shape == (2**18, 3)
@@ -455,7 +455,7 @@ def test_a_small_file_with_large_arrays_is_refused(tmp_path, monkeypatch):
 def test_what_is_no_regular_file_is_refused(tmp_path):
   os.mkfifo(tmp_path / "pipe.npz")
   for path in (tmp_path, tmp_path / "pipe.npz"):
-    with pytest.raises(UsageError, match="no regular file"):
+    with raises(UsageError, "no regular file"):
       load_inputs(path, two_inputs())
 
 
@@ -465,7 +465,7 @@ def test_python_objects_are_never_unpickled(tmp_path):
       return (Path(tmp_path / "exploded").touch, ())
 
   np.savez(tmp_path / "data.npz", x=np.array([Bomb()], dtype=object))
-  with pytest.raises(UsageError, match="without Python objects"):
+  with raises(UsageError, "without Python objects"):
     load_inputs(tmp_path / "data.npz", two_inputs())
   assert not (tmp_path / "exploded").exists()
 

@@ -12,8 +12,7 @@ import onnx
 import onnx.checker
 import onnx.parser
 import onnx.printer
-import pytest
-from onnx_models import parametrize, parsed
+from onnx_models import one_in, parametrize, parsed, raises
 
 # Appended: `benchmarks` has a module of the name of a package of ours.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -76,7 +75,7 @@ def test_parts_are_all_rows_once():
   [({"names": "nothing of the kind"}, "has one of"), ({"part": "0/3"}, "NUMBER/PARTS"), ({"part": "3"}, "PARTS")],
 )
 def test_what_names_no_rows_is_refused(given, message):
-  with pytest.raises(SystemExit, match=message):
+  with raises(SystemExit, message):
     zoo.jobs(**given)
 
 
@@ -144,9 +143,9 @@ def test_the_exported_model_in_float32():
   wide = in_float32(model)
   onnx.checker.check_model(wide, full_check=True)
   assert "float16" not in onnx.printer.to_text(wide)
-  feeds = {"x": np.array([1, 2], np.float32), "c": np.array(False)}
+  feeds = {"x": np.float32([1, 2]), "c": np.array(False)}
   session = make_session(wide.SerializeToString(), Setting("cpu"), plugin=False)
-  np.testing.assert_array_equal(session.run(None, feeds)[0], np.array([1.25, 0], np.float32))
+  np.testing.assert_array_equal(session.run(None, feeds)[0], np.float32([1.25, 0]))
 
 
 # ---- processes
@@ -194,7 +193,7 @@ def test_a_process_that_dies_is_a_row_and_the_others_go_on():
   assert rows["dies late"]["why"].endswith("died in 'times': exit code 3")
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path):
   case = f"once: {tmp_path / 'mark'}"
   rows = _swept(case, "right")
@@ -206,13 +205,13 @@ def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path):
   )
 
 
-@pytest.mark.one_in(0)
-def test_what_waits_for_its_second_measurement_is_no_row(tmp_path, monkeypatch):
-  monkeypatch.setattr(zoo, "SECOND_WORKERS", 0)
+@one_in(0)
+def test_what_waits_for_its_second_measurement_is_no_row(tmp_path, patch):
+  patch(zoo, "SECOND_WORKERS", 0)
   assert list(_swept(f"once: {tmp_path / 'mark'}", "right")) == ["right"]
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 def test_a_row_that_takes_too_long_is_ended():
   rows = _swept("sleeps", "right", workers=2, limit=5)
   assert rows["right"]["verdict"] == "right"
@@ -220,7 +219,7 @@ def test_a_row_that_takes_too_long_is_ended():
   assert rows["sleeps"]["why"] == "'export' was not done after 5 s"
 
 
-@pytest.mark.one_in(0)
+@one_in(0)
 def test_a_sweep_ends_in_time_without_what_is_not_done():
   begun = time.monotonic()
   assert "sleeps" not in _swept("right", "sleeps", "sleeps", seconds=8)
@@ -405,12 +404,12 @@ def test_the_docs_have_a_place_for_the_table():
   assert "<!-- benchmark:zoo -->" in timing.BENCHMARKS.read_text()
 
 
-def test_a_sweep_in_two_parts_fills_one_table(tmp_path, monkeypatch, capsys):
+def test_a_sweep_in_two_parts_fills_one_table(tmp_path, patch, capsys):
   page = tmp_path / "page.md"
   page.write_text("before\n<!-- benchmark:zoo -->\n<!-- /benchmark -->\nafter\n")
-  monkeypatch.setattr(timing, "README", page)
-  monkeypatch.setattr(timing, "BENCHMARKS", page)
-  monkeypatch.setattr(timing, "environment", lambda commit: ENVIRONMENT)
+  patch(timing, "README", page)
+  patch(timing, "BENCHMARKS", page)
+  patch(timing, "environment", lambda commit: ENVIRONMENT)
   asked = []
 
   def pretend(todo, setting, **given):
@@ -418,10 +417,10 @@ def test_a_sweep_in_two_parts_fills_one_table(tmp_path, monkeypatch, capsys):
     for number, job in enumerate(todo[:2]):  # the time is over
       yield _row(job.case, job.precision, job.exporter, verdict=("right", "again")[number], seconds=1)
 
-  monkeypatch.setattr(zoo, "sweep", pretend)
+  patch(zoo, "sweep", pretend)
   for more in ([], ["--missing"]):
     given = ["--cases", f"{SMALL},{USUAL}", "--exporter", "dynamo", "--out", str(tmp_path), "--readme", *more]
-    monkeypatch.setattr(sys, "argv", ["zoo.py", *given])
+    patch(sys, "argv", ["zoo.py", *given])
     zoo.main()
   assert asked[1] == asked[0][1:]
   rows = timing.read(tmp_path / "zoo.json.xz")["rows"]

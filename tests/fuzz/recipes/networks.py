@@ -147,7 +147,7 @@ def norms(g):
   if kind == "torch's group":  # as its exporters write it
     groups = g.choice([d for d in (1, 2, 4, channels) if channels % d == 0])
     ones, zeros = (g.constant(np.full(groups, value, x.dtype)) for value in (1, 0))
-    split = g.op("Reshape", x, g.constant(np.array([0, groups, -1], np.int64)))
+    split = g.op("Reshape", x, g.constant(np.int64([0, groups, -1])))
     normal = g.op("InstanceNormalization", split, ones, zeros, epsilon=g.choice([None, 0.1]))
     whole = g.op("Reshape", normal, g.constant(np.array(x.shape, np.int64)))
     scale, bias = (g.weights(channels, *[1] * (len(x.shape) - 2)) for _ in range(2))
