@@ -386,8 +386,8 @@ def table(record, most=None, name="zoo"):
   problems = _problems(cases, None if most is None else max(1, most // 3))
   if problems:
     lines += ["", "Not right, or not measured, and why:", "", *problems]
-  lines += ["", timing.footer("zoo", "Times: the GPU's for a run, microseconds", record["environment"], _older(cases))]
-  return "\n".join(lines)
+  unit = "Times: the GPU's for a run, microseconds"
+  return timing.page(lines, "zoo", record["environment"], _older(cases), unit)
 
 
 def _case_line(name, rows, *, bold):
