@@ -397,8 +397,7 @@ def kinds(rows):
 
 def table(record, name, summed=False):
   """One table of the record, in Markdown. `summed`: of a whole network by kinds."""
-  rows = record.get(name, {}).get("rows")
-  if not rows:
+  if not (rows := record.get(name, {}).get("rows")):
     return ""
   network = name in ("resnet", "small")
   total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in rows[0]["microseconds"]}

@@ -208,8 +208,7 @@ def measure(case):
 
 def copy_rate():
   """Bytes read and written in a microsecond by a device copy of 256 MiB; None without PyTorch."""
-  torch = timing.pytorch()
-  if torch is None:
+  if (torch := timing.pytorch()) is None:
     return None
   feeds = [{"x": torch.randn(1 << 26, device="cuda")} for _ in range(STEPS)]
   contender, _ = timing.torch_steps(lambda x: (x.clone(),), feeds)

@@ -387,8 +387,7 @@ def measure(case, *, compiled, tune, profile, against):
   feeds, wanted = subject.on_host()
   for column, variant in variants.items():
     graphs[column] = timing.replayed_outputs(variant.SerializeToString(), feeds, wanted, plugin=True)
-    problem = graphs[column].get("refused") or graphs[column]["wrong"]
-    if problem:
+    if problem := graphs[column].get("refused") or graphs[column]["wrong"]:
       failures[f"{column}, replayed"] = problem
       print(f"  {column}, replayed: {problem}", flush=True)
   if profile is not None:

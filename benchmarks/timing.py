@@ -545,8 +545,7 @@ def torch_contenders(make, feeds, copied):
   `make`: gives the step for PyTorch, which takes the feeds' CuPy arrays as tensors by name. `copied`: the name of the
   one to copy.
   """
-  torch = pytorch()
-  if torch is None:
+  if (torch := pytorch()) is None:
     return []
   torch.cuda.empty_cache()
   torch._dynamo.reset()

@@ -191,8 +191,7 @@ class Worker:
 
   def _end(self, problem):
     if problem:
-      found = self.row.get("failing", "not run")
-      if not found:
+      if not (found := self.row.get("failing", "not run")):
         found, reason = judge(self.row)
         problem = "; ".join(filter(None, (reason, problem)))
       self.row |= {"verdict": found, "why": problem}
@@ -265,8 +264,7 @@ def sweep(todo, setting, *, workers, limit, seconds, gpus=1, function=measure):
           break
         multiprocessing.connection.wait([worker.connection for worker in busy], timeout=1)
         for worker in busy:
-          row = worker.poll(limit)
-          if row is None:
+          if (row := worker.poll(limit)) is None:
             continue
           if (job := job_of(row)) in firsts:
             yield row | first_try(firsts[job], row)
