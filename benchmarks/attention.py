@@ -256,8 +256,7 @@ def table(record):
       lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
     lines.append("")
   note = timing.older(record["rows"], [row["case"] for row in record["rows"]])
-  lines.append(timing.footer("attention", "Microseconds of one, medians", record["environment"], note))
-  return "\n".join(lines)
+  return timing.page(lines[:-1], "attention", record["environment"], note, "Microseconds of one, medians")
 
 
 def measure_all(args, record):

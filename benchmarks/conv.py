@@ -60,6 +60,12 @@ class Case:
     return (self.kernel - 1) // 2
 
   @property
+  def window(self):
+    """The attributes of a Conv."""
+    kernel, strides = [self.kernel] * 2, [self.stride] * 2
+    return {"kernel_shape": kernel, "pads": [self.pad] * 4, "strides": strides, "group": self.group}
+
+  @property
   def out(self):
     return (self.size + 2 * self.pad - self.kernel) // self.stride + 1
 
@@ -101,12 +107,6 @@ class Case:
     program, operands = EPILOGUES[self.epilogue]
     bias_shape = (-1,) if self.channels_last else (-1, 1, 1)
     nodes, inputs, outputs, constants = [], [], [], {}
-    window = {
-      "kernel_shape": [self.kernel] * 2,
-      "pads": [self.pad] * 4,
-      "strides": [self.stride] * 2,
-      "group": self.group,
-    }
     for step in range(count):
       inputs.append((f"x{step}", dtype, self.image(self.channels, self.size)))
       shape = self.image(self.filters, self.out)
@@ -120,7 +120,7 @@ class Case:
         if operands:
           constants[f"b{step}"] = bias.reshape(bias_shape)
         attributes = {
-          **window,
+          **self.window,
           "layout": "NHWC" if self.channels_last else "NCHW",
           "algorithm": algorithm,
           "program": program.replace("T ", f"{self.dtype} "),
@@ -135,7 +135,7 @@ class Case:
       if operands:
         constants[f"b{step}"] = bias
         nodes.append(helper.make_node("Relu", [result], [f"y{step}"]))
-      nodes.insert(len(nodes) - bool(operands), helper.make_node("Conv", names, [result], f"conv{step}", **window))
+      nodes.insert(len(nodes) - bool(operands), helper.make_node("Conv", names, [result], f"conv{step}", **self.window))
     return timing.model_of(nodes, inputs, outputs, constants)
 
   def expect(self, feed, weights):
@@ -145,8 +145,7 @@ class Case:
 
     first = (lambda a: a.transpose(0, 3, 1, 2)) if self.channels_last else (lambda a: a)
     x, w = (np.ascontiguousarray(first(a).astype(np.float32)) for a in (cupy.asnumpy(feed["x"]), weights["w"]))
-    node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[self.kernel] * 2, pads=[self.pad] * 4,
-                            strides=[self.stride] * 2, group=self.group)  # fmt: skip
+    node = helper.make_node("Conv", ["x", "w"], ["y"], **self.window)
     model = timing.model_of([node], [("x", np.float32, None), ("w", np.float32, None)], [("y", np.float32, None)])
     y = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x, "w": w})[0]
     if self.channels_last:
@@ -317,11 +316,7 @@ def measure(case, tuned):
     for algorithm in timing.algorithms(case.model(1, weights, algorithm="auto"))[:tuned]:
       tried.append(f"tuned {algorithm}")
       ours(tried[-1], case, algorithm)
-  try:
-    import torch
-  except ImportError:
-    torch = None
-  if torch is not None:
+  if torch := timing.pytorch():
     torch.cuda.empty_cache()
     tensors = torch_tensors(case, feeds, weights)
     contenders["torch"], result = timing.torch_steps(torch_step(case), tensors)
@@ -362,8 +357,7 @@ def measure_table(name, tuned, commit):
       continue
     rows.append(measure(case, tuned))
     timing.free_memory()
-    shown = ", ".join(f"{key} {value:.1f}" for key, value in rows[-1]["microseconds"].items())
-    print(f"{case.name} ({case.epilogue}): {shown} {rows[-1].get('algorithm', '')}", flush=True)
+    print(f"{case.name} ({case.epilogue}): {timing.shown(rows[-1])} {rows[-1].get('algorithm', '')}", flush=True)
   return {"environment": {**timing.environment(commit), "cudnn": cudnn_version()}, "rows": rows}
 
 
@@ -403,8 +397,7 @@ def kinds(rows):
 
 def table(record, name, summed=False):
   """One table of the record, in Markdown. `summed`: of a whole network by kinds."""
-  rows = record.get(name, {}).get("rows")
-  if not rows:
+  if not (rows := record.get(name, {}).get("rows")):
     return ""
   network = name in ("resnet", "small")
   total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in rows[0]["microseconds"]}
@@ -423,8 +416,7 @@ def table(record, name, summed=False):
     lines.append(f"| all | | {sum(row['count'] for row in rows)} | {cells} |")
   unit = f"Microseconds of {'all of a kind' if network and summed else 'one'}, medians"
   libraries = "cudnn onnxruntime torch"
-  lines += ["", timing.footer("conv", unit, record[name]["environment"], libraries=libraries)]
-  return "\n".join(lines)
+  return timing.page(lines, "conv", record[name]["environment"], unit=unit, libraries=libraries)
 
 
 def main():

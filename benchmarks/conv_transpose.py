@@ -310,8 +310,8 @@ def table(record):
     summary += f"; alone and tuned {faster} of {len(quartiles)} are faster than PyTorch's in three of four rounds, "
     summary += f"{slower} slower, {same} the same within what rounds differ"
   note = timing.older(record["rows"], [f"{row['case']}, batch {row['batch']}" for row in record["rows"]])
-  footer = timing.footer("conv_transpose", f"{summary}. Microseconds of one, medians", record["environment"], note)
-  return "\n".join([*lines, "", footer])
+  unit = f"{summary}. Microseconds of one, medians"
+  return timing.page(lines, "conv_transpose", record["environment"], note, unit)
 
 
 def measure_all(args, record):

@@ -125,7 +125,7 @@ def table(record):
       original, ours = row[f"original_{threads}"], row[f"ours_{threads}"]
       cells += [f"{original:.1f}", f"{ours:.1f}", f"{original / ours:.2f}"]
     lines.append(f"| {' | '.join([*cells, format(row['error'], '.1e')])} |")
-  return "\n".join([*lines, "", timing.footer("cpu", "Milliseconds", record["environment"])])
+  return timing.page(lines, "cpu", record["environment"], unit="Milliseconds")
 
 
 if __name__ == "__main__":

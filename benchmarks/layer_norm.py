@@ -87,11 +87,7 @@ def measure(width):
     contenders[name] = timing.session_chain(models, feeds, plugin=fused)
     session = ortplugin.session(models[1], providers=["CUDAExecutionProvider"])
     steps[name] = lambda session=session: ortplugin.run(session, feeds)["y"]
-  try:
-    import torch
-  except ImportError:
-    torch = None
-  if torch is not None:
+  if torch := timing.pytorch():
     tensors = {name: torch.from_dlpack(array) for name, array in feeds.items()}
 
     def eager(x):
@@ -113,14 +109,13 @@ def table(record):
   """The record as a Markdown table."""
   last = ("/ copy", timing.to_copy)
   lines = timing.table(record, COLUMNS, "| H", "|---:|", lambda row: f"| {row['width']}", last)
-  lines += ["", timing.footer("layer_norm", "Microseconds of a step, medians", record["environment"])]
-  return "\n".join(lines)
+  return timing.page(lines, "layer_norm", record["environment"])
 
 
 def measure_all(args, record):
   for width in args.widths:
-    record["rows"].append(measure(width))
-    yield f"H={width}: {timing.shown(record['rows'][-1])}"
+    record["rows"].append(row := measure(width))
+    yield f"H={width}: {timing.shown(row)}"
 
 
 if __name__ == "__main__":

@@ -203,32 +203,12 @@ def measure(case):
     session = ortplugin.session(case.model(1, fused=fused), providers=["CUDAExecutionProvider"])
     found = ortplugin.run(session, {f"{key}0": each for key, each in feeds[0].items()})
     results[name] = tuple(found[f"{result}0"] for result in case.results)
-  largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
-  for name, step, tensors in timing.torch_contenders(in_torch(case), feeds, largest):
-    contenders[name], results[name] = timing.torch_steps(step, tensors)
-  times = timing.microseconds(contenders, STEPS, ROUNDS)
-  results.pop("copy", None)
-  errors = check(case, feeds[0], results)
-  if "copy" in times:
-    times["copy"] *= case.bytes / (2 * max(map(math.prod, case.shapes.values())) * np.dtype(numpy).itemsize)
-  row = {
-    "case": case.name,
-    "dtype": case.dtype,
-    "shapes": {name: list(shape) for name, shape in case.shapes.items()},
-    "bytes": case.bytes,
-    "microseconds": times,
-    "error": errors,
-  }
-  del contenders, results, feeds
-  timing.free_memory()
-  return row
+  return timing.beside_torch(case, feeds, contenders, results, in_torch(case), check, ROUNDS)
 
 
 def copy_rate():
   """Bytes read and written in a microsecond by a device copy of 256 MiB; None without PyTorch."""
-  try:
-    import torch
-  except ImportError:
+  if (torch := timing.pytorch()) is None:
     return None
   feeds = [{"x": torch.randn(1 << 26, device="cuda")} for _ in range(STEPS)]
   contender, _ = timing.torch_steps(lambda x: (x.clone(),), feeds)
@@ -246,8 +226,7 @@ def table(record):
   least = ("bytes at the copy's rate", lambda row: "" if rate is None else f"{row['bytes'] / rate:.1f}")
   lines = timing.table(record, COLUMNS, "| tensors", "|---|", lambda row: f"| {row['case']}, {row['dtype']}", least)
   copied = "" if rate is None else f"; a copy of 256 MiB moves {rate / 1e6:.2f} TB/s"
-  lines += ["", timing.footer("lerp", f"Microseconds of a step, medians{copied}", record["environment"])]
-  return "\n".join(lines)
+  return timing.page(lines, "lerp", record["environment"], unit=f"Microseconds of a step, medians{copied}")
 
 
 def measure_all(args, record):
@@ -255,6 +234,7 @@ def measure_all(args, record):
   for case in cases():
     if not args.only or any(case.name.startswith(word) for word in args.only):
       record["rows"].append(row := measure(case))
+      timing.free_memory()
       yield f"{case.name} {case.dtype}: {timing.shown(row)}{bound(row, record['copy_rate'])}"
 
 

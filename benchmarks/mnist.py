@@ -36,19 +36,13 @@ def ours(batch, feeds, bias_gradients):
   import cupy
   import onnxruntime
 
-  import ortplugin
   from ortplugin.optimizer import PIPELINE, run_passes
 
   model, _, _ = run_passes(mnist_training.build(batch, bias_gradients=bias_gradients), PIPELINE)
   stream = cupy.cuda.Stream(non_blocking=True)
-  options = onnxruntime.SessionOptions()
-  options.log_severity_level = 3
-  ortplugin.register(options)
   gpu = cupy.cuda.Device().id
   provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "use_tf32": "0", "device_id": str(gpu)}
-  session = onnxruntime.InferenceSession(
-    model.SerializeToString(), options, providers=[("CUDAExecutionProvider", provider)]
-  )
+  session = timing.cuda_session(model.SerializeToString(), provider, plugin=True)
   binding = session.io_binding()
   for value in session.get_inputs():
     array = feeds[value.name]
@@ -150,14 +144,13 @@ def table(record):
     lines.append(
       f"| {row['batch']} | {times['torch']:.1f} | {times['ours']:.1f} | {times['without biases']:.1f} | {share:.1%} |"
     )
-  footer = timing.footer("mnist", "Microseconds of the GPU for one step, medians", record["environment"])
-  return "\n".join([*lines, "", footer])
+  return timing.page(lines, "mnist", record["environment"], unit="Microseconds of the GPU for one step, medians")
 
 
 def measure_all(args, record):
   for batch in BATCHES:
-    record["rows"].append(measure(batch))
-    yield f"batch {batch}: {timing.shown(record['rows'][-1])}"
+    record["rows"].append(row := measure(batch))
+    yield f"batch {batch}: {timing.shown(row)}"
 
 
 if __name__ == "__main__":

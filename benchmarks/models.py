@@ -131,16 +131,7 @@ def grouped(text, dtype):
 # ---- contenders
 
 
-def session_replay(
-  model,
-  inputs,
-  like,
-  stream,
-  *,
-  library,
-  graph=True,
-  nhwc=False,
-):
+def session_replay(model, inputs, like, stream, *, library, graph=True, nhwc=False):
   """A function that runs the model on the stream without waiting for it, and the tensors that its outputs go to.
 
   `like`: tensors of the shapes of the outputs. `library`: the path of the libortplugin.so to register.
@@ -191,19 +182,8 @@ def torch_replay(model, inputs, stream, *, channels_last):
   torch._dynamo.reset()
   compiled = torch.compile(model, dynamic=False)
   outer = torch.cuda.ExternalStream(stream.ptr)
-  with torch.no_grad(), torch.cuda.stream(outer):
-    for _ in range(3):
-      compiled(*given)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=outer):
-      results = outputs_of(compiled(*given))
-
-  def replay(_kept=(given, compiled)):
-    with torch.cuda.stream(outer):
-      graph.replay()
-
-  return replay, results
+  with torch.no_grad():
+    return timing.torch_graph(outer, lambda: outputs_of(compiled(*given)))
 
 
 def outputs_of(found):
@@ -407,8 +387,7 @@ def measure(case, *, compiled, tune, profile, against):
   feeds, wanted = subject.on_host()
   for column, variant in variants.items():
     graphs[column] = timing.replayed_outputs(variant.SerializeToString(), feeds, wanted, plugin=True)
-    problem = graphs[column].get("refused") or graphs[column]["wrong"]
-    if problem:
+    if problem := graphs[column].get("refused") or graphs[column]["wrong"]:
       failures[f"{column}, replayed"] = problem
       print(f"  {column}, replayed: {problem}", flush=True)
   if profile is not None:
@@ -513,8 +492,7 @@ def table(record):
              ratio(ort), ratio(torch), *replay_cells(row["graphs"]["ours"]), f"{errors['torch']:.1e}"]  # fmt: skip
     lines.append(f"| {title} | " + " | ".join(cells) + " |")
   note = timing.older(record["rows"], titles(record))
-  lines += ["", timing.footer("models", "Microseconds", record["environment"], note)]
-  return "\n".join(lines)
+  return timing.page(lines, "models", record["environment"], note, "Microseconds")
 
 
 def headline(records):

@@ -9,6 +9,7 @@ that nothing is found in a cache. Checks every output against float64 in the sam
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -133,30 +134,17 @@ def cases():
 
 def functions_of(library):
   """The operators in CuPy or PyTorch."""
+  common = {"Mul": operator.mul, "Add": operator.add, "Sub": operator.sub, "Max": library.maximum}
   if library.__name__ == "torch":
-    sigmoid = library.sigmoid
-
-    def minimum(a, b):
-      return library.clamp(a, max=b) if isinstance(b, float) else library.minimum(a, b)
-
-    relu = library.relu
-  else:
-
-    def relu(a):
-      return library.maximum(a, 0)
-
-    def sigmoid(a):
-      return 1 / (1 + library.exp(-a))
-
-    minimum = library.minimum
-  return {
-    "Mul": lambda a, b: a * b,
-    "Add": lambda a, b: a + b,
-    "Sub": lambda a, b: a - b,
-    "Relu": relu,
-    "Sigmoid": sigmoid,
-    "Max": library.maximum,
-    "Min": minimum,
+    return common | {
+      "Relu": library.relu,
+      "Sigmoid": library.sigmoid,
+      "Min": lambda a, b: library.clamp(a, max=b) if isinstance(b, float) else library.minimum(a, b),
+    }
+  return common | {
+    "Relu": lambda a: library.maximum(a, 0),
+    "Sigmoid": lambda a: 1 / (1 + library.exp(-a)),
+    "Min": library.minimum,
   }
 
 
@@ -204,26 +192,8 @@ def measure(case):
     contenders[name], results[name] = timing.session_steps(
       lambda count, fused=fused: case.model(count, fused=fused), feeds, plugin=fused
     )
-  largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
-  for name, step, tensors in timing.torch_contenders(in_torch(case), feeds, largest):
-    contenders[name], results[name] = timing.torch_steps(step, tensors)
-  times = timing.microseconds(contenders, STEPS, ROUNDS)
-  results.pop("copy", None)
-  errors = check(case, feeds[0], results)
-  if "copy" in times:
-    times["copy"] *= case.bytes / (2 * math.prod(case.shape) * np.dtype(numpy).itemsize)
-  row = {
-    "case": case.name,
-    "dtype": case.dtype,
-    "operators": case.length,
-    "shapes": {name: list(shape) for name, shape in case.shapes.items()},
-    "bytes": case.bytes,
-    "microseconds": times,
-    "error": errors,
-  }
-  del contenders, results, feeds
-  timing.free_memory()
-  return row
+  row = timing.beside_torch(case, feeds, contenders, results, in_torch(case), check, ROUNDS)
+  return {**row, "operators": case.length}
 
 
 def table(record):
@@ -238,15 +208,15 @@ def table(record):
     lambda row: f"| {row['case']}, {row['dtype']} | {row['operators']}",
     ("/ copy", timing.to_copy),
   )
-  lines += ["", timing.footer("pointwise", "Microseconds of a step, medians", record["environment"])]
-  return "\n".join(lines)
+  return timing.page(lines, "pointwise", record["environment"])
 
 
 def measure_all(args, record):
   for case in cases():
     if not args.only or case.name in args.only:
-      record["rows"].append(measure(case))
-      yield f"{case.name} {case.length} {case.dtype}: {timing.shown(record['rows'][-1])}"
+      record["rows"].append(row := measure(case))
+      timing.free_memory()
+      yield f"{case.name} {case.length} {case.dtype}: {timing.shown(row)}"
 
 
 if __name__ == "__main__":

@@ -142,11 +142,7 @@ def measure(case):
       lambda count, fused=fused: case.model(count, fused=fused), [{"x": a} for a in feeds], plugin=fused
     )
   elements = math.prod(case.sizes) + results["ortplugin"].size
-  try:
-    import torch
-  except ImportError:
-    pass
-  else:
+  if torch := timing.pytorch():
     last = arrays if not case.nchw else [cupy.ascontiguousarray(cupy.moveaxis(a, 1, -1)) for a in arrays]
     tensors = [{"x": torch.from_dlpack(a).permute(0, 3, 1, 2)} for a in last]
     contenders["torch"], results["torch"] = timing.torch_steps(case.torch_step(), tensors)
@@ -154,11 +150,8 @@ def measure(case):
     contenders["copy"], _ = timing.torch_steps(lambda x: x.clone(), copies)
   times = timing.microseconds(contenders, STEPS, ROUNDS)
   check(case, arrays[0], results)
-  row = {"case": case.name, "dtype": case.dtype, "sizes": list(case.sizes),
-         "bytes": elements * np.dtype(numpy).itemsize, "microseconds": times}  # fmt: skip
-  del contenders, results, arrays, first
-  timing.free_memory()
-  return row
+  return {"case": case.name, "dtype": case.dtype, "sizes": list(case.sizes),
+          "bytes": elements * np.dtype(numpy).itemsize, "microseconds": times}  # fmt: skip
 
 
 def table(record):
@@ -170,14 +163,14 @@ def table(record):
     "|---|---|",
     lambda row: f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))}",
   )
-  lines += ["", timing.footer("pool", "Microseconds of a step, medians", record["environment"])]
-  return "\n".join(lines)
+  return timing.page(lines, "pool", record["environment"])
 
 
 def measure_all(args, record):
   for case in CASES:
-    record["rows"].append(measure(case))
-    yield f"{case.name}: {timing.shown(record['rows'][-1])}"
+    record["rows"].append(row := measure(case))
+    timing.free_memory()
+    yield f"{case.name}: {timing.shown(row)}"
 
 
 if __name__ == "__main__":

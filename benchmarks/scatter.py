@@ -264,8 +264,7 @@ def table(record):
   other = record.get("million_environment", where)["commit"][:12]  # measured apart, where the record says so
   million = "" if other == where["commit"][:12] else f"; the million updates at commit {other}"
   note = f"{million}. torch and CuPy: the fastest of their deterministic forms"
-  lines += ["", timing.footer("scatter", "Microseconds of a step, medians", where, note, "onnxruntime torch cupy")]
-  return "\n".join(lines)
+  return timing.page(lines, "scatter", where, note, libraries="onnxruntime torch cupy")
 
 
 def measure_all(args, record):

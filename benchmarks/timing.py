@@ -13,6 +13,7 @@ import argparse
 import gc
 import json
 import lzma
+import math
 import platform
 import random
 import re
@@ -80,18 +81,24 @@ def environment(commit, *, on_gpu=True):
   """GPU (or CPU), driver and versions, for the record that goes with the figures."""
   import onnxruntime
 
-  record = {
+  torch = pytorch()
+  return {
     **(_gpu() if on_gpu else _cpu()),
     "onnxruntime": onnxruntime.__version__,
     "python": platform.python_version(),
     "commit": commit or _output("git", "-C", str(README.parent), "rev-parse", "HEAD"),
     "date": time.strftime("%Y-%m-%d"),
+    **({"torch": torch.__version__} if torch else {}),
   }
+
+
+def pytorch():
+  """The module, None where it is not installed."""
   try:
     import torch
   except ImportError:
-    return record
-  return {**record, "torch": torch.__version__}
+    return None
+  return torch
 
 
 def _gpu():
@@ -317,13 +324,13 @@ def shown(row):
   return ", ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
 
 
-def footer(name, unit, where, note="", libraries="onnxruntime torch"):
-  """The line below a benchmark's table: its unit, where and with which versions it was measured, and how."""
+def page(lines, name, where, note="", unit="Microseconds of a step, medians", libraries="onnxruntime torch"):
+  """A benchmark's table with the line below it: its unit, where and with which versions it was measured, and how."""
   titles = {"cudnn": "", "onnxruntime": "ONNX Runtime ", "torch": "PyTorch ", "cupy": "CuPy "}
   versions = [titles[each] + where[each] for each in libraries.split() if each in where]
   driver = [f"driver {where['driver']}"] if "driver" in where else []
   parts = [where["gpu"], *driver, *versions, f"commit {where['commit'][:12]}", where["date"]]
-  return f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."
+  return "\n".join([*lines, "", f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."])
 
 
 def to_copy(row):
@@ -363,22 +370,37 @@ def chained(step, x, length):
   return x
 
 
+def torch_graph(stream, step, first=None):
+  """A function that replays a CUDA graph of `step` on PyTorch's stream, and what `step` returned when it was captured.
+
+  `first`: what runs three times before, `step` itself if left out.
+  """
+  import torch
+
+  with torch.cuda.stream(stream):
+    for _ in range(3):
+      (first or step)()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+      result = step()
+
+  def replay(_kept=(step, result)):
+    with torch.cuda.stream(stream):
+      graph.replay()
+
+  return replay, result
+
+
 def torch_chain(step, x):
   """A CUDA graph of `step` applied again and again, captured by PyTorch."""
   import torch
 
   def capture(length):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-      for _ in range(3):
-        chained(step, x, length)
-      torch.cuda.synchronize()
-      graph = torch.cuda.CUDAGraph()
-      with torch.cuda.graph(graph, stream=stream):
-        kept = chained(step, x, length)
+    launch, _ = torch_graph(torch.cuda.Stream(), lambda: chained(step, x, length))
 
-    def replay(_kept=kept):
-      graph.replay()
+    def replay():
+      launch()
       torch.cuda.synchronize()
 
     return replay
@@ -451,34 +473,44 @@ def algorithms(model):
   return [str(each["algorithm"]) for each in listed]
 
 
-def session_chain(models, feeds, *, plugin):
-  """ONNX Runtime sessions with CUDA graphs; `models` maps a chain's length to the model, of one output and dtype."""
-  import cupy
+def cuda_session(model, provider, *, plugin, severity=3):
+  """An ONNX Runtime session with these options of its CUDA provider. `plugin`: whether to register the library."""
   import onnxruntime
 
   import ortplugin
 
-  def replay_of(length):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if plugin:
-      ortplugin.register(options)
-    gpu = cupy.cuda.Device().id
-    provider = {"enable_cuda_graph": "1", "device_id": str(gpu)}
-    session = onnxruntime.InferenceSession(models[length], options, providers=[("CUDAExecutionProvider", provider)])
-    binding = session.io_binding()
-    for name, array in feeds.items():
-      binding.bind_input(name, "cuda", gpu, array.dtype, array.shape, array.data.ptr)
-    kept = []  # a captured graph writes to fixed addresses
-    for output in session.get_outputs():
-      kept.append(cupy.empty(output.shape, next(iter(feeds.values())).dtype))
-      binding.bind_output(output.name, "cuda", gpu, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
-    # The first runs compile, allocate and capture.
-    for _ in range(3):
-      session.run_with_iobinding(binding)
-    return lambda kept=kept: session.run_with_iobinding(binding)
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = severity
+  if plugin:
+    ortplugin.register(options)
+  return onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
 
-  return Contender(replay_of(1), replay_of(LENGTH))
+
+def _captured(model, feed, provider, stream=None, *, plugin):
+  """A function that runs a session with a CUDA graph on the feed's arrays, and the model's first output."""
+  import cupy
+
+  gpu = cupy.cuda.Device().id
+  session = cuda_session(model, {"enable_cuda_graph": "1", "device_id": str(gpu), **provider}, plugin=plugin)
+  binding = session.io_binding()
+  for name, array in feed.items():
+    binding.bind_input(name, "cuda", gpu, array.dtype, array.shape, array.data.ptr)
+  kept = []  # a captured graph writes to fixed addresses
+  for output in session.get_outputs():
+    dtype = {"tensor(float16)": "float16", "tensor(float)": "float32", "tensor(double)": "float64"}[output.type]
+    kept.append(cupy.empty(output.shape, dtype))
+    binding.bind_output(output.name, "cuda", gpu, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
+  # The first runs compile, allocate and capture.
+  for _ in range(3):
+    session.run_with_iobinding(binding)
+    if stream is not None:
+      stream.synchronize()
+  return lambda kept=kept: session.run_with_iobinding(binding), kept[0]
+
+
+def session_chain(models, feeds, *, plugin):
+  """ONNX Runtime sessions with CUDA graphs; `models` maps a chain's length to the model, of one output and dtype."""
+  return Contender(*(_captured(models[length], feeds, {}, plugin=plugin)[0] for length in (1, LENGTH)))
 
 
 # Keeps the GPU waiting while the host prepares what comes next on the stream.
@@ -513,9 +545,7 @@ def torch_contenders(make, feeds, copied):
   `make`: gives the step for PyTorch, which takes the feeds' CuPy arrays as tensors by name. `copied`: the name of the
   one to copy.
   """
-  try:
-    import torch
-  except ImportError:
+  if (torch := pytorch()) is None:
     return []
   torch.cuda.empty_cache()
   torch._dynamo.reset()
@@ -537,18 +567,7 @@ def torch_steps(step, feeds):
   import torch
 
   def capture(count):
-    with torch.cuda.stream(stream):
-      for _ in range(3):
-        step(**feeds[0])
-      torch.cuda.synchronize()
-      graph = torch.cuda.CUDAGraph()
-      with torch.cuda.graph(graph, stream=stream):
-        kept = [step(**feed) for feed in feeds[:count]]
-
-    def replay(_kept=kept):
-      with torch.cuda.stream(stream):
-        graph.replay()
-
+    replay, kept = torch_graph(stream, lambda: [step(**feed) for feed in feeds[:count]], lambda: step(**feeds[0]))
     return _on_the_gpu(cupy.cuda.ExternalStream(stream.cuda_stream), replay), kept[0]
 
   stream = torch.cuda.Stream()
@@ -564,33 +583,12 @@ def session_replay(model, feeds, *, plugin, provider_options=None, stream=None):
   `model` has an input `<name><step>` for each array of each feed.
   """
   import cupy
-  import onnxruntime
-
-  import ortplugin
 
   stream = stream or cupy.cuda.Stream(non_blocking=True)
-  options = onnxruntime.SessionOptions()
-  options.log_severity_level = 3
-  if plugin:
-    ortplugin.register(options)
-  gpu = cupy.cuda.Device().id
-  provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "device_id": str(gpu)}
-  provider |= provider_options or {}
-  session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
-  binding = session.io_binding()
-  for number, feed in enumerate(feeds):
-    for name, array in feed.items():
-      binding.bind_input(f"{name}{number}", "cuda", gpu, array.dtype, array.shape, array.data.ptr)
-  kept = []  # a captured graph writes to fixed addresses
-  for output in session.get_outputs():
-    dtype = {"tensor(float16)": "float16", "tensor(float)": "float32", "tensor(double)": "float64"}[output.type]
-    kept.append(cupy.empty(output.shape, dtype))
-    binding.bind_output(output.name, "cuda", gpu, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
-  # The first runs compile, allocate and capture.
-  for _ in range(3):
-    session.run_with_iobinding(binding)
-    stream.synchronize()
-  return _on_the_gpu(stream, lambda kept=kept: session.run_with_iobinding(binding)), kept[0]
+  provider = {"user_compute_stream": str(stream.ptr), **(provider_options or {})}
+  numbered = {f"{name}{number}": array for number, feed in enumerate(feeds) for name, array in feed.items()}
+  run, first = _captured(model, numbered, provider, stream, plugin=plugin)
+  return _on_the_gpu(stream, run), first
 
 
 def replayed_outputs(model, feeds, expected=None, *, plugin, provider_options=None, replays=100):
@@ -612,19 +610,12 @@ def replayed_outputs(model, feeds, expected=None, *, plugin, provider_options=No
       {"refused": why it can't be captured}.
   """
   import cupy
-  import onnxruntime
 
-  import ortplugin
   from ortplugin.check.inputs import shifted
   from ortplugin.check.replays import GraphSession, NotCaptured, compare_replays
 
   def make(given):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if plugin:
-      ortplugin.register(options)
-    provider = {**given, **(provider_options or {})}
-    return onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
+    return cuda_session(model, {**given, **(provider_options or {})}, plugin=plugin, severity=4)
 
   try:
     with GraphSession(make, cupy.cuda.Device().id) as graphs:
@@ -672,3 +663,26 @@ def session_steps(model, feeds, *, plugin, provider_options=None):
   short, first = session_replay(model(1), feeds[:1], **given)
   long, _ = session_replay(model(len(feeds)), feeds, **given)
   return Contender(short, long), first
+
+
+def beside_torch(case, feeds, contenders, results, make, check, rounds):
+  """A row of a case with a name, a dtype, shapes and bytes: our contenders and PyTorch's, of `make` (torch_contenders).
+
+  `check(case, feed, results)` gives the error of each. The copy's time is scaled to the case's bytes.
+  """
+  largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+  for name, step, tensors in torch_contenders(make, feeds, largest):
+    contenders[name], results[name] = torch_steps(step, tensors)
+  times = microseconds(contenders, len(feeds), rounds)
+  results.pop("copy", None)
+  errors = check(case, feeds[0], results)
+  if "copy" in times:
+    times["copy"] *= case.bytes / (2 * feeds[0][largest].nbytes)
+  return {
+    "case": case.name,
+    "dtype": case.dtype,
+    "shapes": {name: list(shape) for name, shape in case.shapes.items()},
+    "bytes": case.bytes,
+    "microseconds": times,
+    "error": errors,
+  }

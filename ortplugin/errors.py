@@ -60,8 +60,7 @@ def _escaped(code: int) -> str:
 def near_names(name: str, known: Iterable[str]) -> str:
   """'; did you mean a, b?' with the names of `known` that resemble `name`, or '; known: ...' when none does."""
   names = list(known)
-  near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-  if near:
+  if near := difflib.get_close_matches(name, names, n=3, cutoff=0.5):
     return f"; did you mean {', '.join(near)}?"
   return f"; known: {', '.join(names)}" if names else ""
 

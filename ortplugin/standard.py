@@ -107,8 +107,7 @@ def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | No
     else:
       model = onnx.load(path_or_bytes, load_external_data=False)
     is_apart = _take_norms_apart(model)
-    slow = _slow(model)
-    if not slow:
+    if not (slow := _slow(model)):
       return bytes(model.SerializeToString()) if is_apart else None
     from .model.restore import restore_operators
 

@@ -125,8 +125,7 @@ def _form_reason(expected: Array, actual: Array) -> str:
 def _compare_arrays(expected: Array, actual: Array, tolerance: Tolerance) -> _Result:
   if tolerance.precision and expected.dtype != actual.dtype and _is_float(expected.dtype) and _is_float(actual.dtype):
     actual = actual.astype(expected.dtype)
-  reason = _form_reason(expected, actual)
-  if reason:
+  if reason := _form_reason(expected, actual):
     return _Result(False, message=reason)
   if expected.dtype.kind == "c":
     parts = {

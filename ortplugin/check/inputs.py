@@ -306,8 +306,7 @@ def _index_range(model: ModelProto, name: str) -> tuple[int, int] | None:
   while pending:
     value, offset = pending.pop()  # the tensor `value` is the input plus `offset`
     for node, index in consumers.get(value, ()):
-      length = _table_length(node, index, shapes)
-      if length is not None:
+      if (length := _table_length(node, index, shapes)) is not None:
         low, high, found = max(low, -offset), min(high, length - offset), True
       for output, shift in _carried(node, index, constants):
         step = (output, offset + shift)

@@ -234,8 +234,7 @@ class Judge:
     self._tell(Step(f"running the original on {short(provider)}", of_original=True))
     names = [value.name for value in session.get_outputs()]
     cases: list[tuple[Case, Arrays]] = []
-    user_case = self._question.user_case
-    if user_case is not None:
+    if (user_case := self._question.user_case) is not None:
       try:
         cases.append((user_case, run_on_host(session, user_case.feeds, names)))
       except Exception as error:  # as above

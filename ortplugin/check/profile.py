@@ -33,8 +33,7 @@ def profile(path: Path, folder: Path, options: Any, run: Callable[[Any], object]
 
   A model with operators of ours as `ortplugin.session` has it on the CPU: with standard convolutions.
   """
-  standard = standard_on_cpu(path)
-  if standard is not None:
+  if (standard := standard_on_cpu(path)) is not None:
     path = folder / "standard.onnx"
     path.write_bytes(standard)
   model, made = onnx.load(path, load_external_data=False), folder / "profiled.onnx"

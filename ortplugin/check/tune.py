@@ -111,8 +111,7 @@ def tune(
   found: list[tuple[NodeProto, Operator, tuple[Any, ...]]] = []
   alike: dict[tuple[Any, ...], tuple[NodeProto, Operator, dict[str, Any]]] = {}  # one node for all of a key
   for node in nodes:
-    operator = find(node.domain, node.op_type)
-    if operator is None:
+    if (operator := find(node.domain, node.op_type)) is None:
       raise ModelError(f"node '{node.name}' is of type {DOMAIN}::{node.op_type}, which this version does not know")
     inputs = {name: values[name] for name in node.input if name and name not in initializers}
     key = _key(node, inputs, initializers)

@@ -96,8 +96,7 @@ class Verifier:
           raise
         results.append(ProviderVerification(provider, (), skipped=str(error)))
         continue
-      lacking = self._judge.lacking_kernels(provider, side)
-      if lacking:
+      if lacking := self._judge.lacking_kernels(provider, side):
         if self._chosen or len(self._providers) == 1:
           raise VerificationError(lacking)
         results.append(ProviderVerification(provider, (), skipped=lacking))

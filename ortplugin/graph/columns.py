@@ -29,11 +29,9 @@ class Column:
 
 def columns(scope: Scope, indices: gs.Tensor) -> list[Column] | None:
   """The components of ScatterND's `indices`, over all its axes but the last; None where one can't be told."""
-  shape = scope.shape(indices)
-  if not shape:
+  if not (shape := scope.shape(indices)):
     return None
-  array = scope.constant(indices, INDEX_ELEMENTS)
-  if array is not None:
+  if (array := scope.constant(indices, INDEX_ELEMENTS)) is not None:
     found = [_of_array(array[..., component]) for component in range(array.shape[-1])]
     return [each for each in found if each is not None] if None not in found else None
   node = scope.producer(indices, "Concat")
@@ -48,11 +46,9 @@ def columns(scope: Scope, indices: gs.Tensor) -> list[Column] | None:
 
 def trace(scope: Scope, tensor: gs.Tensor) -> Column | None:
   """The tensor as a column over its own axes; None where it varies along several, or that can't be told."""
-  array = scope.constant(tensor, INDEX_ELEMENTS)
-  if array is not None:
+  if (array := scope.constant(tensor, INDEX_ELEMENTS)) is not None:
     return _of_array(array)
-  shape = scope.shape(tensor)
-  if shape is None:
+  if (shape := scope.shape(tensor)) is None:
     return None
   node = scope.producer(tensor)
   handler = None if node is None else _HANDLERS.get(scope.op(node))

@@ -62,8 +62,7 @@ def opset_of(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
 
 def local_functions(graph: gs.Graph) -> frozenset[tuple[str, str]]:
   """(domain, name) of the model's local functions: a node of that name is a call of it, not the operator."""
-  model = attached(graph, "model")
-  if model is None:
+  if (model := attached(graph, "model")) is None:
     return frozenset((each.domain or "", each.name) for each in graph.functions)
   return frozenset((domain_name(each.domain), each.name) for each in model.functions)
 
@@ -314,8 +313,7 @@ def tensor_proto(constant: gs.Constant) -> onnx.TensorProto:
 def value_info(tensor: gs.Tensor) -> onnx.ValueInfoProto:
   """The tensor's ValueInfoProto: what it was imported with, dtype and shape as they are now."""
   info = onnx.ValueInfoProto()
-  source = attached(tensor, "proto")
-  if source is not None:
+  if (source := attached(tensor, "proto")) is not None:
     info.CopyFrom(source)
     if info.type.WhichOneof("value") not in (None, "tensor_type"):
       return info

@@ -185,8 +185,7 @@ def _export_initializers(
   annotated = {pair.value for each in target.quantization_annotation for pair in each.quant_parameter_tensor_names}
   for index in range(len(target.initializer) - 1, -1, -1):
     name = target.initializer[index].name
-    constant = constants.get(name)
-    if constant is None:
+    if (constant := constants.get(name)) is None:
       continue  # overridable: part of the model's interface
     if id(constant) not in used and name in read_before and name not in annotated:
       del target.initializer[index]
@@ -230,8 +229,7 @@ def _export_node(node: gs.Node, target: onnx.NodeProto, owned: frozenset[int], u
     target.output.extend(outputs)
   existing = {each.name: each for each in target.attribute}
   for name, value in node.attrs.items():
-    attribute = existing.pop(name, None)
-    if attribute is None:
+    if (attribute := existing.pop(name, None)) is None:
       attribute = target.attribute.add(name=name)
     if isinstance(value, gs.Graph):
       attribute.type = AttributeProto.GRAPH

@@ -51,8 +51,7 @@ def _distance(scope: Scope, start: gs.Tensor, limit: gs.Tensor) -> Extent | None
   """`limit` - `start`, where it is known to be a length: limit if start is 0, n if limit is start + n."""
   if scope.scalar(start) == 0:
     return _number(scope, limit)
-  node = scope.producer(limit, "Add")
-  if node is None:
+  if (node := scope.producer(limit, "Add")) is None:
     return None
   rest = [each for each in node.inputs if each is not start]
   return _number(scope, rest[0]) if len(rest) == 1 else None
@@ -60,11 +59,9 @@ def _distance(scope: Scope, start: gs.Tensor, limit: gs.Tensor) -> Extent | None
 
 def extents(scope: Scope, shape: gs.Tensor) -> list[Extent] | None:
   """What a one-dimensional tensor that is used as a shape holds; None if that is not known."""
-  values = scope.constant(shape)
-  if values is not None:
+  if (values := scope.constant(shape)) is not None:
     return [int(each) for each in values.reshape(-1)]
-  node = scope.producer(shape)
-  if node is None:
+  if (node := scope.producer(shape)) is None:
     return None
   op = scope.op(node)
   if op == "Shape" and scope.rank(node.inputs[0]) is not None:

@@ -128,10 +128,8 @@ class Scope:
     are; None where they are no constant.
     """
     given, tensor = node.attrs.get("axes"), optional_input(node, 1)
-    if given is None and tensor is not None:
-      given = self.constant(tensor)
-      if given is None:
-        return None
+    if given is None and tensor is not None and (given := self.constant(tensor)) is None:
+      return None
     return [] if given is None else [int(axis) for axis in np.reshape(given, -1)]  # ONNX Runtime takes a scalar, too
 
   def dtype(self, tensor: gs.Tensor) -> str | None:

@@ -92,8 +92,7 @@ class _Bounds:
 
   def _node(self, node: NodeProto, known: Mapping[str, Bound]) -> Bound:
     inputs = [known.get(name, UNKNOWN) for name in node.input]
-    called = self.functions.get((node.domain, node.op_type))
-    if called is not None:
+    if (called := self.functions.get((node.domain, node.op_type))) is not None:
       rank = self._function(called, inputs)
       bound = Bound(None, rank)
     elif node.domain not in self.imported:  # onnx gives up on the whole model there
@@ -125,8 +124,7 @@ class _Bounds:
       if self.visits > VISITS:
         return RANK + 1
       arguments = [known.get(name, UNKNOWN) for name in node.input]
-      called = self.functions.get((node.domain, node.op_type))
-      if called is not None:
+      if (called := self.functions.get((node.domain, node.op_type))) is not None:
         bound = Bound(None, self._function(called, arguments))
       elif _asks_too_much(node):
         bound = Bound(None, RANK + 1)

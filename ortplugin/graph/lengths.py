@@ -259,8 +259,7 @@ class _Lengths:
   def shape_of(self, tensor: gs.Tensor) -> list[Length | None] | None:
     """What a tensor that is used as a shape holds, None where an element may be anything; a scalar is one."""
     scope = self.scope
-    values = scope.constant(tensor)
-    if values is not None:
+    if (values := scope.constant(tensor)) is not None:
       return [Length(int(each)) for each in values.ravel()] if values.ndim < 2 and values.dtype.kind in "iu" else None
     node = scope.producer(tensor)
     if node is None or not node.inputs or scope.rank(tensor) not in (0, 1) or self._is_full():

@@ -60,8 +60,7 @@ class _Value(Pattern):
   name: str
 
   def match(self, tensor: gs.Tensor, scope: Scope, so_far: Match) -> Iterator[Match]:
-    bound = so_far.values.get(self.name)
-    if bound is None:
+    if (bound := so_far.values.get(self.name)) is None:
       yield Match({**so_far.values, self.name: tensor}, so_far.tagged, so_far.nodes)
     elif bound is tensor:
       yield so_far

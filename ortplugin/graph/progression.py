@@ -39,8 +39,7 @@ def progression(scope: Scope, vector: Vector, size: int | None) -> Progression |
     return _of_array(vector, size)
   if element_count(scope.shape(vector)) == 1:
     return Progression(vector, 1)
-  constant = scope.constant(vector)
-  if constant is not None:
+  if (constant := scope.constant(vector)) is not None:
     return _of_array(constant.reshape(-1), size)
   node = scope.producer(vector)
   if node is None or scope.rank(vector) != 1:
@@ -57,8 +56,7 @@ def progression(scope: Scope, vector: Vector, size: int | None) -> Progression |
 
 def is_non_negative(scope: Scope, tensor: gs.Tensor, depth: int = SAFE_DEPTH) -> bool:
   """Whether no element can be negative, overflow aside."""
-  constant = scope.constant(tensor)
-  if constant is not None:
+  if (constant := scope.constant(tensor)) is not None:
     return constant.dtype.kind in "iub" and bool((constant >= 0).all())
   node = scope.producer(tensor)
   if node is None or depth == 0:
@@ -113,8 +111,7 @@ def _of_sum(scope: Scope, node: gs.Node) -> Progression | None:
   for a, b in (node.inputs, reversed(node.inputs)):
     if element_count(scope.shape(b)) != 1 or scope.rank(a) != 1:
       continue
-    terms = progression(scope, a, None)
-    if terms is not None:
+    if (terms := progression(scope, a, None)) is not None:
       reason = "" if is_non_negative(scope, y) else f"{label(node)} may give negative indices and others"
       return Progression(y, terms.step, reason)
   return None

@@ -263,8 +263,7 @@ def _infer_node(node: gs.Node, certainty: Certainty, opset: int) -> bool:
   """Fills in the outputs of one node of ONNX Runtime's operators or ours; whether that says anything new."""
   found: Iterator[tuple[gs.Tensor, TensorType]]
   read = list(node.inputs)
-  operator = find(node.domain or "", node.op)
-  if operator is not None:
+  if (operator := find(node.domain or "", node.op)) is not None:
     inputs = [TensorType(t.dtype, None if t.shape is None else tuple(t.shape)) for t in node.inputs]
     try:
       found = zip(node.outputs, operator.infer_shapes(node_proto(node), inputs), strict=True)

@@ -36,8 +36,7 @@ def inline_functions(model: ModelProto) -> tuple[ModelProto, dict[str, int], lis
   The model is not changed; it is the result itself where calls stay. Bodies of If, Loop and Scan are looked into.
   Raises ModelError where functions call themselves, or each other too deep or too often.
   """
-  calls = _calls(model)
-  if not calls:
+  if not (calls := _calls(model)):
     return model, {}, []
   check_size(model)  # outside of the next block: such a model would keep everything busy for ever
   try:
@@ -60,8 +59,7 @@ def inlined(model: ModelProto) -> ModelProto:
   complete.CopyFrom(model)
   functions = {_key(each): each for each in complete.functions}
   for node in walk_nodes(complete):
-    called = functions.get(_called(node))
-    if called is not None:
+    if (called := functions.get(_called(node))) is not None:
       given = {each.name for each in node.attribute}
       node.attribute.extend(each for each in called.attribute_proto if each.name not in given)
   versions = {each.domain: each.version for each in complete.opset_import}

@@ -82,8 +82,7 @@ def _restore_nodes(holder: GraphProto | FunctionProto, opset: int, names: Collec
     if node.domain != DOMAIN or (names is not None and node.op_type not in names):
       result.append(node)
       continue
-    operator = find(node.domain, node.op_type)
-    if operator is None:
+    if (operator := find(node.domain, node.op_type)) is None:
       raise ModelError(
         f"node '{node.name}' is of type {DOMAIN}::{node.op_type}, which this version does not know "
         f"(it knows {', '.join(each.name for each in OPERATORS)}); upgrade ortplugin"

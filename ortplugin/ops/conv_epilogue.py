@@ -9,6 +9,7 @@ from ..graph import Shape, TensorType, show
 from ..graph.conv_geometry import ConvAttributes
 from ..program import FLOATING, NUMPY_DTYPES, Program
 from .decompose import Builder, to_onnx
+from .node_attributes import where_is
 from .node_program import read_program
 
 BFLOAT16_OPSET = 22  # from which Conv and ConvTranspose take it
@@ -20,7 +21,7 @@ def read_epilogue(node: onnx.NodeProto, own_inputs: int = 2) -> Program:
   Raises ModelError that names the node.
   """
   program = read_program(node, own_inputs)
-  where = f"node '{node.name}' ({node.op_type})"
+  where = where_is(node)
   if program.core is not None:
     raise ModelError(f"{where}: the program holds a {program.core.op}; it must be pointwise")
   if program.parameters[0].dtype not in FLOATING:
@@ -34,9 +35,9 @@ def check_attributes(node: onnx.NodeProto) -> None:
   """Checks `allow_tf32` and `algorithm`. Raises ModelError that names the node."""
   for each in node.attribute:
     if each.name == "allow_tf32" and (each.type != onnx.AttributeProto.INT or each.i not in (0, 1)):
-      raise ModelError(f"node '{node.name}' ({node.op_type}): allow_tf32 must be 0 or 1")
+      raise ModelError(f"{where_is(node)}: allow_tf32 must be 0 or 1")
     if each.name == "algorithm" and each.type != onnx.AttributeProto.STRING:
-      raise ModelError(f"node '{node.name}' ({node.op_type}): algorithm must be a string, such as \"auto\"")
+      raise ModelError(f'{where_is(node)}: algorithm must be a string, such as "auto"')
 
 
 def infer_results(
@@ -49,7 +50,7 @@ def infer_results(
 
   Raises ModelError where X or W has another dtype than the program says, or an operand surely does not broadcast.
   """
-  where = f"node '{node.name}' ({node.op_type})"
+  where = where_is(node)
   dtypes = [program.parameters[0].dtype] * 2 + [each.dtype for each in program.parameters[1:]]
   for index, (tensor, dtype) in enumerate(zip(inputs, dtypes, strict=True)):
     if tensor.dtype not in (None, NUMPY_DTYPES[dtype]):

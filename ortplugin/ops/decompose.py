@@ -53,6 +53,10 @@ class Builder:
       array = np.asarray(value).astype(NUMPY_DTYPES[dtype] if isinstance(dtype, str) else dtype)
     return self.op("Constant", value=numpy_helper.from_array(array))
 
+  def int64(self, value: npt.ArrayLike) -> str:
+    """A tensor of the values in int64."""
+    return self.constant(value, np.dtype(np.int64))
+
   def cast(self, value: str, dtype: str, output: str = "") -> str:
     """The value in another dtype of the programs."""
     return self.op("Cast", value, output=output, to=ONNX_DTYPES[dtype])
@@ -60,14 +64,13 @@ class Builder:
   def mean(self, value: str, axes: Sequence[int]) -> str:
     """The mean over `axes`, which stay with length 1."""
     if self.opset >= 18:
-      return self.op("ReduceMean", value, self.constant(axes, np.dtype(np.int64)), keepdims=1)
+      return self.op("ReduceMean", value, self.int64(axes), keepdims=1)
     return self.op("ReduceMean", value, axes=list(axes), keepdims=1)
 
   def sum(self, value: str, axes: Sequence[int], keepdims: bool, output: str = "") -> str:
     """The sum over `axes`."""
     if self.opset >= 13:
-      over = self.constant(axes, np.dtype(np.int64))
-      return self.op("ReduceSum", value, over, output=output, keepdims=int(keepdims))
+      return self.op("ReduceSum", value, self.int64(axes), output=output, keepdims=int(keepdims))
     return self.op("ReduceSum", value, output=output, axes=list(axes), keepdims=int(keepdims))
 
 

@@ -24,8 +24,7 @@ def read(node: onnx.NodeProto, types: Mapping[str, int]) -> dict[str, Any]:
   where = where_is(node)
   given: dict[str, Any] = {}
   for attribute in node.attribute:
-    kind = types.get(attribute.name)
-    if kind is None:
+    if (kind := types.get(attribute.name)) is None:
       raise ModelError(f"{where}: it has no attribute '{attribute.name}'{near_names(attribute.name, types)}")
     if attribute.type != kind:
       names = AttributeProto.AttributeType.Name

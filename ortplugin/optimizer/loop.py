@@ -48,8 +48,7 @@ def run_stages(
     try:
       result, made, missed = run_passes(result, stage, left, progress, weights)
     except PassError as error:
-      wrong = contradiction(model)
-      if wrong:
+      if wrong := contradiction(model):
         raise ModelError(f"it is not valid ONNX, so that the pass '{error.step}' fails: {wrong}") from error
       raise
     changes += made

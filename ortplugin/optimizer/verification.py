@@ -67,8 +67,7 @@ def verify_rewrites(attempt: Attempt, report: Report, when_right: Callable[[Veri
       candidate, _, _ = run_stages(attempt.start, attempt.stages, limit)
       return verifier.agrees(candidate, failed.provider)
 
-    guilty = find_guilty(len(report.changes), passes_with)
-    if guilty is not None:
+    if (guilty := find_guilty(len(report.changes), passes_with)) is not None:
       report.guilty = report.changes[guilty - 1]
     elif report.functions and report.opset is None:  # an upgrade may be to blame, too, and knows no functions
       report.guilty = Change(INLINE_FUNCTIONS, tuple(report.functions), "")

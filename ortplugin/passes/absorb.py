@@ -105,14 +105,12 @@ class Core:
 
   def __call__(self, scope: Scope, node: gs.Node) -> Outcome:
     """Joins the node with a neighbour, or says why with none of them."""
-    first = self.read(scope, node)
-    if first is None:
+    if (first := self.read(scope, node)) is None:
       return None
     misses: list[Missed] = []
     for each in self.neighbours(scope, first):
       try:
-        other = self.member(scope, first, each)
-        if other is not None:
+        if (other := self.member(scope, first, each)) is not None:
           return self._join(scope, first, other)
       except (NotPointwiseError, ProgramError) as reason:
         misses.append(Missed(each, str(reason)))
@@ -217,8 +215,7 @@ def drawn(
   """
   if scope.op(node) == "Identity":  # remove-identities takes it; here it would be a Cast, a program of its own
     return None
-  member = member_of(scope, node)
-  if member is None:
+  if (member := member_of(scope, node)) is None:
     return None
   # A program has no value that nothing reads, and dead-nodes may be left out: ask before a value is one of a program.
   unread = next((each for each in node.outputs if not each.outputs and not scope.is_output(each)), None)

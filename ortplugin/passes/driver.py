@@ -123,8 +123,7 @@ def interior_use(match: Match, scope: Scope) -> str | None:
   """Who needs a value that the rewrite would make disappear."""
   for node in match.interior:
     for tensor in node.outputs:
-      used = scope.used_beyond(tensor, match.nodes)
-      if used:
+      if used := scope.used_beyond(tensor, match.nodes):
         return f"{used}, so {label(node)} has to stay"
   return None
 

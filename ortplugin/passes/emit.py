@@ -31,8 +31,7 @@ def unsqueeze(scope: Scope, before: gs.Node, tensor: gs.Tensor, axes: Sequence[i
   """The tensor, of known rank, with axes of length 1 at `axes` of the result, which count from the front."""
   if not axes:
     return tensor
-  known = scope.constant(tensor, MOVED_ELEMENTS)
-  if known is not None:
+  if (known := scope.constant(tensor, MOVED_ELEMENTS)) is not None:
     return scope.add_constant(np.expand_dims(known, tuple(axes)), tensor.name)
   dims = iter(scope.shape(tensor) or ())
   shape = tuple(1 if axis in axes else next(dims) for axis in range((scope.rank(tensor) or 0) + len(axes)))
@@ -45,8 +44,7 @@ def reshape(scope: Scope, before: gs.Node, tensor: gs.Tensor, dims: Sequence[int
   """The tensor with these dimensions, at most one of them -1."""
   if scope.shape(tensor) == tuple(dims):
     return tensor
-  known = scope.constant(tensor, MOVED_ELEMENTS)
-  if known is not None:
+  if (known := scope.constant(tensor, MOVED_ELEMENTS)) is not None:
     return scope.add_constant(known.reshape(dims), tensor.name)
   length = scope.shape(tensor)[0] if scope.rank(tensor) == 1 else None  # type: ignore[index]
   shape = tuple(length if dim == -1 else dim for dim in dims)
@@ -55,8 +53,7 @@ def reshape(scope: Scope, before: gs.Node, tensor: gs.Tensor, dims: Sequence[int
 
 def transpose(scope: Scope, before: gs.Node, tensor: gs.Tensor, perm: Sequence[int]) -> gs.Tensor:
   """The tensor with its axes in the order `perm`."""
-  known = scope.constant(tensor, MOVED_ELEMENTS)
-  if known is not None:
+  if (known := scope.constant(tensor, MOVED_ELEMENTS)) is not None:
     return scope.add_constant(known.transpose(perm), tensor.name)
   given = scope.shape(tensor)
   shape = None if given is None else tuple(given[axis] for axis in perm)

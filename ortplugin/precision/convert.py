@@ -146,8 +146,7 @@ class _Editor:
     """The value in this dtype, by a Cast if need be."""
     key = (id(tensor), dtype)
     if key not in self.forms:
-      values = self.scope.constant(tensor, ANY_SIZE)
-      if values is not None:
+      if (values := self.scope.constant(tensor, ANY_SIZE)) is not None:
         same = values.dtype == dtype
         self.forms[key] = tensor if same else self.scope.add_constant(converted(values, self.target), tensor.name)
       else:
@@ -187,8 +186,7 @@ class _Editor:
       note(tensor, False)
     found = {key: tensor for key, (tensor, narrow) in uses.items() if narrow}
     for tensor in found.values():
-      values = self.scope.constant(tensor, ANY_SIZE)
-      if values is None:
+      if (values := self.scope.constant(tensor, ANY_SIZE)) is None:
         continue
       tensor.retyped = True
       tensor._values = np.ascontiguousarray(converted(values, self.target)).reshape(values.shape)
@@ -221,8 +219,7 @@ class _Editor:
         continue
       if wanted != np.dtype(tensor.dtype):
         self._retype(tensor)
-      existing = self.forms.get((key, wanted))
-      if existing is None:
+      if (existing := self.forms.get((key, wanted))) is None:
         self._cast(self.made[key], tensor)
       else:  # a Cast read it in this dtype; the next passes let that one's input make the output
         self.nodes.append(gs.Node("Identity", self.scope.unique(f"{tensor.name}/Identity"), {}, [existing], [tensor]))

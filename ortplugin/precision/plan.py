@@ -129,10 +129,8 @@ def _is_small(scope: Scope, tensor: gs.Tensor) -> bool:
 def _constant_fault(scope: Scope, node: gs.Node, inputs: Sequence[int], target: Precision) -> str:
   for index in inputs:
     values = scope.constant(node.inputs[index], ANY_SIZE)
-    if values is not None:
-      found = fault(node.inputs[index].name, values, target)
-      if found:
-        return found
+    if values is not None and (found := fault(node.inputs[index].name, values, target)):
+      return found
   return ""
 
 
@@ -276,8 +274,7 @@ def _is_cheap(scope: Scope, node: gs.Node, plan: Plan) -> bool:
 
 def _neighbours(scope: Scope, node: gs.Node) -> Iterator[gs.Node]:
   for index in range(len(node.inputs)):
-    maker = scope.producer(node.inputs[index])
-    if maker is not None:
+    if (maker := scope.producer(node.inputs[index])) is not None:
       yield maker
   for tensor in node.outputs:
     yield from scope.consumers(tensor)

@@ -27,8 +27,7 @@ def complete_attributes(
   op: str, given: Sequence[tuple[str, AttributeValue]], statement: str
 ) -> tuple[tuple[str, AttributeValue], ...]:
   """The attributes in the order of the table, defaults filled in; refuses unknown, repeated and mistyped ones."""
-  spec = OPERATORS.get(op)
-  if spec is None:
+  if (spec := OPERATORS.get(op)) is None:
     raise ProgramError(f"statement '{statement}': unknown operator '{op}'")
   values: dict[str, AttributeValue] = {}
   for name, value in given:
@@ -39,8 +38,7 @@ def complete_attributes(
     values[name] = value
   completed = []
   for name, default in spec.attributes:
-    value_ = values.get(name, default)
-    if value_ is None:
+    if (value_ := values.get(name, default)) is None:
       raise ProgramError(f"statement '{statement}': {op} needs the attribute '{name}'")
     if value_ != default:
       _check_attribute(op, name, value_, statement)

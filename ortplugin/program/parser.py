@@ -48,8 +48,7 @@ class _Parser:
   def _tokenize(self) -> Iterator[_Token]:
     position, end = 0, len(self.text.rstrip(_SPACE))
     while position < end:
-      match = _TOKEN.match(self.text, position)
-      if match is None:
+      if (match := _TOKEN.match(self.text, position)) is None:
         start = len(self.text) - len(self.text[position:].lstrip(_SPACE))
         raise self._error(start, repr(self.text[start]), "a name, a number or a mark of the language")
       assert match.lastgroup is not None
@@ -126,8 +125,7 @@ class _Parser:
   def attribute(self) -> tuple[str, AttributeValue]:
     name = self.take("word", "an attribute's name")
     self.mark("=")
-    number = self.number()
-    if number is not None:
+    if (number := self.number()) is not None:
       return name, float(number)
     if self.peek().kind == "string":
       if self.peek().text.strip('"') in DTYPES:

@@ -233,8 +233,7 @@ def _run_graph(
   read = {name: _host(cupy, array).tobytes() for name, array in arrays.items() if name in state.host_inputs}
   forms = sorted((name, array.shape, read.get(name, b"")) for name, array in arrays.items())
   signature = (tuple(forms), tuple(names))
-  captured = state.graphs.get(signature)
-  if captured is None:
+  if (captured := state.graphs.get(signature)) is None:
     captured = _capture(cupy, session, state, arrays, names)
     state.graphs[signature] = captured
   for name, array in arrays.items():

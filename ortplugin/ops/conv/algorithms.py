@@ -31,8 +31,7 @@ def variants_of(
   node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool], device_id: int
 ) -> Sequence[Mapping[str, Any]]:
   """The same of a node that has been checked."""
-  text = text_of(node, inputs, constant)
-  if text is None:
+  if (text := text_of(node, inputs, constant)) is None:
     return ()
   given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
   current = given.get("algorithm", b"auto").decode()

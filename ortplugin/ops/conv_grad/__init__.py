@@ -110,8 +110,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   program, wanted = gradient.program, dict(zip(gradient.gradients, node.output, strict=False))
   dz = wanted.get("dZ", f"{prefix}/dz")
   results = [dz, *node.output[len(gradient.gradients) :]]
-  bare = not program.statements and len(program.parameters) == 1 and "dZ" not in wanted
-  if bare:
+  if bare := not program.statements and len(program.parameters) == 1 and "dZ" not in wanted:
     dz = node.input[count]
   nodes = [] if bare else to_onnx(program, node.input[count:], results, opset, prefix)
   builder = Builder(opset, f"{prefix}/conv")
@@ -128,10 +127,10 @@ def device_variants(
 
 
 OPERATOR = Operator(
-  name=NAME,
-  summary="gradients of Conv and ConvTranspose: input, weight, bias, through what is pointwise after them",
-  infer_shapes=infer_shapes,
-  decompose=decompose,
-  reference=reference,
+  NAME,
+  "gradients of Conv and ConvTranspose: input, weight, bias, through what is pointwise after them",
+  infer_shapes,
+  decompose,
+  reference,
   device_variants=device_variants,
 )

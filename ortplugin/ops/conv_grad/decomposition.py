@@ -3,12 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from ..decompose import Builder
 from .gradient import Gradient
-
-INT64 = np.dtype(np.int64)
 
 
 def append(b: Builder, gradient: Gradient, dz: str, operands: Mapping[str, str], wanted: Mapping[str, str]) -> None:
@@ -61,7 +57,7 @@ class _Parts:
       dx = self._cropped(dx, x)
     elif reach:
       ends = [-(p // s) or 2**62 for p, s in zip(self.gradient.output_padding, self.gradient.strides, strict=True)]
-      dx = self._sliced(dx, self.b.constant(ends, INT64))
+      dx = self._sliced(dx, self.b.int64(ends))
     self.last(dx, output)
 
   def weight(self, z: str, x: str, output: str) -> None:
@@ -75,11 +71,11 @@ class _Parts:
       shape = b.op("Shape", columns)
       sizes = self._slice_of(shape, 2, self.rank + 2)
       batch = self._slice_of(shape, 1, 2)
-      split = b.op("Concat", b.constant([group, -1], INT64), batch, sizes, axis=0)
+      split = b.op("Concat", b.int64([group, -1]), batch, sizes, axis=0)
       columns = b.op("Reshape", columns, split)
       columns = b.op("Transpose", columns, perm=[1, 0, *range(2, self.rank + 3)])
-      batches = b.op("Mul", batch, b.constant([group], INT64))
-      joined = b.op("Concat", b.constant([-1], INT64), batches, sizes, axis=0)
+      batches = b.op("Mul", batch, b.int64([group]))
+      joined = b.op("Concat", b.int64([-1]), batches, sizes, axis=0)
       columns = b.op("Reshape", columns, joined)
     dw = b.op(
         "Conv", columns, rows, pads=self.pads, strides=self.gradient.dilations, dilations=self.gradient.strides,
@@ -87,16 +83,16 @@ class _Parts:
     )  # fmt: skip
     dw = b.op("Transpose", dw, perm=swap)
     if any(s > 1 for s in self.gradient.strides) or self.gradient.transposed:
-      dw = self._sliced(dw, b.constant(self.gradient.kernel_shape, INT64))
+      dw = self._sliced(dw, b.int64(self.gradient.kernel_shape))
     self.last(dw, output)
 
   def _slice_of(self, vector: str, start: int, end: int) -> str:
-    return self.b.op("Slice", vector, self.b.constant([start], INT64), self.b.constant([end], INT64))
+    return self.b.op("Slice", vector, self.b.int64([start]), self.b.int64([end]))
 
   def _cropped(self, value: str, like: str) -> str:
     """The first elements along the spatial axes, as many as `like` has."""
     return self._sliced(value, self._slice_of(self.b.op("Shape", like), 2, self.rank + 2))
 
   def _sliced(self, value: str, ends: str) -> str:
-    axes = self.b.constant(list(range(2, self.rank + 2)), INT64)
-    return self.b.op("Slice", value, self.b.constant([0] * self.rank, INT64), ends, axes)
+    axes = self.b.int64(range(2, self.rank + 2))
+    return self.b.op("Slice", value, self.b.int64([0] * self.rank), ends, axes)

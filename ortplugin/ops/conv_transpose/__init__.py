@@ -55,10 +55,10 @@ def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = Tru
 
 
 OPERATOR = Operator(
-  name=NAME,
-  summary="a transposed convolution with bias, activation and whatever else is pointwise, in NCHW or NHWC",
-  infer_shapes=infer_shapes,
-  decompose=decompose,
-  reference=reference,
+  NAME,
+  "a transposed convolution with bias, activation and whatever else is pointwise, in NCHW or NHWC",
+  infer_shapes,
+  decompose,
+  reference,
   device_variants=partial(device_variants, transposed=True),
 )

@@ -128,11 +128,11 @@ def _with_groups(
     )
 
   def part(first: int, last: int) -> str:
-    bounds = [builder.constant([each], np.dtype(np.int64)) for each in (first, last, 0)]
+    bounds = [builder.int64([each]) for each in (first, last, 0)]
     return builder.op("Slice", shape, *bounds)
 
   end = np.iinfo(np.int64).max
-  count = builder.constant([groups], np.dtype(np.int64))
+  count = builder.int64([groups])
   length = builder.op("Div", part(axis, end if axis == -1 else axis + 1), count)
   after = [] if axis == -1 else [part(axis + 1, end)]
   target = builder.op("Concat", part(0, axis), count, length, *after, axis=0)
@@ -154,9 +154,5 @@ def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = Tru
 
 
 OPERATOR = Operator(
-  name=NAME,
-  summary="layer or RMS normalisation with pointwise prologue and epilogue",
-  infer_shapes=infer_shapes,
-  decompose=decompose,
-  reference=reference,
+  NAME, "layer or RMS normalisation with pointwise prologue and epilogue", infer_shapes, decompose, reference
 )

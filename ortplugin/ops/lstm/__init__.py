@@ -121,11 +121,11 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   """
   lstm = attributes_of(node)
   b = Builder(opset, f"{node.output[0]}/unfused")
-  h, d, integer = lstm.hidden, lstm.directions, np.dtype(np.int64)
+  h, d = lstm.hidden, lstm.directions
   width, is_narrow = d * h * GATES, lstm.dtype != "float"
 
   def ints(*values: int) -> str:
-    return b.constant(values, integer)
+    return b.int64(values)
 
   def finish(value: str, output: str, shape: str) -> None:
     value = b.op("Reshape", value, shape, output="" if is_narrow else output)
@@ -166,9 +166,5 @@ def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = Tru
 
 
 OPERATOR = Operator(
-  name=NAME,
-  summary="the recurrence of an LSTM whose products of the inputs are there already",
-  infer_shapes=infer_shapes,
-  decompose=decompose,
-  reference=reference,
+  NAME, "the recurrence of an LSTM whose products of the inputs are there already", infer_shapes, decompose, reference
 )

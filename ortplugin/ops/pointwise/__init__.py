@@ -52,10 +52,4 @@ def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = Tru
   return reference_module.pointwise(program_of(node), inputs, rounded)
 
 
-OPERATOR = Operator(
-  name=NAME,
-  summary="any chain of pointwise operators, with broadcasting",
-  infer_shapes=infer_shapes,
-  decompose=decompose,
-  reference=reference,
-)
+OPERATOR = Operator(NAME, "any chain of pointwise operators, with broadcasting", infer_shapes, decompose, reference)

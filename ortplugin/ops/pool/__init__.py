@@ -225,9 +225,9 @@ def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = Tru
 
 
 OPERATOR = Operator(
-  name=NAME,
-  summary="maximum and average pooling, over windows or over all of an image, in NCHW or NHWC",
-  infer_shapes=infer_shapes,
-  decompose=decompose,
-  reference=reference,
+  NAME,
+  "maximum and average pooling, over windows or over all of an image, in NCHW or NHWC",
+  infer_shapes,
+  decompose,
+  reference,
 )

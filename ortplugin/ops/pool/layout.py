@@ -6,8 +6,6 @@ import numpy as np
 
 from ..decompose import Builder
 
-_INTEGER = np.dtype(np.int64)
-
 
 def as_channels_first(
   b: Builder, nhwc: bool, spatial: int, x: str, y: str, operator: Callable[[str, str], None]
@@ -25,8 +23,8 @@ def as_channels_first(
 def global_over_channels_last(b: Builder, reduction: str, x: str, y: str) -> None:
   """`reduction` over all axes but the first and the last, which stay with length 1, whatever x's rank."""
   shape = b.op("Shape", x)
-  zero, one, minus = (b.constant([number], _INTEGER) for number in (0, 1, -1))
-  most = b.constant([np.iinfo(np.int64).max], _INTEGER)
+  zero, one, minus = (b.int64([number]) for number in (0, 1, -1))
+  most = b.int64([np.iinfo(np.int64).max])
   batch = b.op("Slice", shape, zero, one, zero)
   sizes = b.op("Slice", shape, one, minus, zero)
   channels = b.op("Slice", shape, minus, most, zero)
@@ -41,4 +39,4 @@ def global_over_channels_last(b: Builder, reduction: str, x: str, y: str) -> Non
 def _reduced(b: Builder, reduction: str, value: str, axis: int) -> str:
   if b.opset < 18:
     return b.op(reduction, value, axes=[axis], keepdims=1)
-  return b.op(reduction, value, b.constant([axis], _INTEGER), keepdims=1)
+  return b.op(reduction, value, b.int64([axis]), keepdims=1)

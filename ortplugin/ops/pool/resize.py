@@ -134,7 +134,6 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   """
   resize = attributes_of(node)
   b = Builder(opset, f"{node.output[0]}/unfused")
-  integer = np.dtype(np.int64)
   attributes: dict[str, Any] = {"mode": resize.mode, "coordinate_transformation_mode": resize.coordinates}
   if resize.mode == "nearest":
     attributes["nearest_mode"] = resize.nearest_mode
@@ -145,8 +144,8 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
       scales = b.constant([1, 1, *resize.scales], np.dtype(np.float32))
       b.op("Resize", value, nothing, scales, output=output, **attributes)
       return
-    start = b.op("Slice", b.op("Shape", value), b.constant([0], integer), b.constant([2], integer))
-    sizes = b.op("Concat", start, b.constant(resize.sizes, integer), axis=0)
+    start = b.op("Slice", b.op("Shape", value), b.int64([0]), b.int64([2]))
+    sizes = b.op("Concat", start, b.int64(resize.sizes), axis=0)
     b.op("Resize", value, nothing, nothing, sizes, output=output, **attributes)
 
   as_channels_first(b, resize.nhwc, resize.spatial, node.input[0], node.output[0], resizing)
@@ -158,19 +157,19 @@ def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = Tru
   resize = attributes_of(node)
   (x,) = inputs
   at = []
-  for axis, size in enumerate(x.shape[1:-1] if resize.nhwc else x.shape[2:]):
+  sizes = x.shape[1:-1] if resize.nhwc else x.shape[2:]
+  for axis, size in enumerate(sizes):
     scale = resize.scales[axis] if resize.scales else None
     at.append(coordinates(size, out_size(resize, axis, size), scale, resize.coordinates))
-  sizes = x.shape[1:-1] if resize.nhwc else x.shape[2:]
   is_copy = all(scale == 1 for scale in resize.scales) and (not resize.sizes or sizes == resize.sizes)
   y = resized(x, None if is_copy else at, resize.nearest_mode if resize.mode == "nearest" else None, resize.nhwc)
   return [y.astype(x.dtype) if rounded else y]
 
 
 OPERATOR = Operator(
-  name=NAME,
-  summary="an image of another size, by the nearest element or linearly, in NCHW or NHWC",
-  infer_shapes=infer_shapes,
-  decompose=decompose,
-  reference=reference,
+  NAME,
+  "an image of another size, by the nearest element or linearly, in NCHW or NHWC",
+  infer_shapes,
+  decompose,
+  reference,
 )

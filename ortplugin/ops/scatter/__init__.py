@@ -18,8 +18,9 @@ import onnx
 from onnx import AttributeProto
 
 from ...arrays import Array
-from ...errors import ModelError, near_names
+from ...errors import ModelError
 from ...graph import TensorType
+from .. import node_attributes as nodes
 from ..base import Operator
 from ..decompose import MINIMUM_OPSET, Builder
 from . import reference as formulas
@@ -68,37 +69,20 @@ class Scatter:
 
 def attributes_of(node: onnx.NodeProto) -> Scatter:
   """The attributes of a scatter node. Raises ModelError that names the node where they or its inputs are wrong."""
-  where = f"node '{node.name}' ({node.op_type})"
+  where = nodes.where_is(node)
   names = _INPUTS[node.op_type]
   if len(node.input) != len(names) or not all(node.input) or len(node.output) != 1:
     raise ModelError(
       f"{where}: it has {len(node.input)} inputs and {len(node.output)} outputs, but needs the inputs "
       f"{', '.join(names)} and one output"
     )
-  given: dict[str, Any] = {}
-  for attribute in node.attribute:
-    kind = _ATTRIBUTES[node.op_type].get(attribute.name)
-    if kind is None:
-      known = near_names(attribute.name, _ATTRIBUTES[node.op_type])
-      raise ModelError(f"{where}: it has no attribute '{attribute.name}'{known}")
-    if attribute.type != kind:
-      raise ModelError(
-        f"{where}: the attribute '{attribute.name}' is {AttributeProto.AttributeType.Name(attribute.type)} "
-        f"instead of {AttributeProto.AttributeType.Name(kind)}"
-      )
-    value = onnx.helper.get_attribute_value(attribute)
-    given[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+  given = nodes.read(node, _ATTRIBUTES[node.op_type])
   for name, words in (("reduction", REDUCTIONS), ("algorithm", ALGORITHMS)):
-    if given.get(name, words[0]) not in words:
-      raise ModelError(f"{where}: {name} is '{given[name]}', but must be one of {', '.join(words)}")
-  for name in ("unique", "deterministic"):
-    if name in given:
-      if given[name] not in (0, 1):
-        raise ModelError(f"{where}: {name} is {given[name]}, but must be 0 or 1")
-      given[name] = bool(given[name])
+    nodes.check_word(where, given, name, words)
+  given |= {name: nodes.check_flag(where, given, name) for name in ("unique", "deterministic") if name in given}
   if node.op_type == "UpdateSlice":
-    given["axes"] = tuple(given.get("axes", ()))
-    given["steps"] = tuple(given.get("steps", ())) or (1,) * len(given["axes"])
+    given.setdefault("axes", ())
+    given.setdefault("steps", (1,) * len(given["axes"]))
     _check_slice(where, given["axes"], given["steps"])
   return Scatter(**given)
 
@@ -115,7 +99,7 @@ def _check_slice(where: str, axes: tuple[int, ...], steps: tuple[int, ...]) -> N
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
   """The output has data's dtype and shape. Raises ModelError where dtypes or ranks are known not to fit."""
   scatter = attributes_of(node)
-  where = f"node '{node.name}' ({node.op_type})"
+  where = nodes.where_is(node)
   given = dict(zip(_INPUTS[node.op_type], inputs, strict=True))
   data, updates = given["data"], given["updates"]
   dtype = updates.dtype if data.dtype is None else data.dtype
@@ -156,7 +140,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   needed = {"none": 11, "add": 16, "mul": 16, "min": 18, "max": 18}[scatter.reduction]
   if opset < needed and not renamed:
     raise ModelError(
-      f"node '{node.name}' ({node.op_type}): reduction '{scatter.reduction}' needs opset {needed} or later of "
+      f"{nodes.where_is(node)}: reduction '{scatter.reduction}' needs opset {needed} or later of "
       f"ai.onnx, the model has {opset}; convert it with onnx.version_converter"
     )
   data, indices, updates = node.input
@@ -175,46 +159,45 @@ def _slice_to_onnx(b: Builder, node: onnx.NodeProto, scatter: Scatter) -> None:
   A slab goes back by Concat where the step is 1, by ScatterElements otherwise. Nothing here needs data's rank.
   """
   data, updates, starts = node.input
-  integer = np.dtype(np.int64)
-  axes = b.constant(scatter.axes, integer)
+  axes = b.int64(scatter.axes)
   counts = b.op("Gather", b.op("Shape", updates), axes)
   # What updates broadcast to: data's shape with their own size on the axes.
   full = b.op("ScatterElements", b.op("Shape", data), axes, counts, axis=0)
   values = b.op("Expand", updates, full)
-  starts = b.op("Reshape", starts, b.constant([-1], integer))
+  starts = b.op("Reshape", starts, b.int64([-1]))
   from_end = b.op("Add", starts, b.op("Gather", b.op("Shape", data), axes))
-  starts = b.op("Where", b.op("Less", starts, b.constant(0, integer)), from_end, starts)
-  zero, most = b.constant([0], integer), b.constant([1 << 62], integer)
+  starts = b.op("Where", b.op("Less", starts, b.int64(0)), from_end, starts)
+  zero, most = b.int64([0]), b.int64([1 << 62])
 
   slabs = [data]
   places: list[list[str]] = []  # of each axis: start and end, or its positions where the step is not 1
   for number, (axis, step) in enumerate(zip(scatter.axes, scatter.steps, strict=True)):
-    at = b.constant([number], integer)
+    at = b.int64([number])
     start, count = b.op("Gather", starts, at), b.op("Gather", counts, at)
     if step == 1:
       places.append([start, b.op("Add", start, count)])
     else:
-      scalar = b.op("Reshape", count, b.constant([], integer))
-      numbers = b.op("Range", b.constant(0, integer), scalar, b.constant(1, integer))
-      places.append([b.op("Add", b.op("Mul", numbers, b.constant(step, integer)), start)])
+      scalar = b.op("Reshape", count, b.int64([]))
+      numbers = b.op("Range", b.int64(0), scalar, b.int64(1))
+      places.append([b.op("Add", b.op("Mul", numbers, b.int64(step)), start)])
     if number + 1 == len(scatter.axes):
       break
     if step == 1:
-      slabs.append(b.op("Slice", slabs[-1], *places[-1], b.constant([axis], integer)))
+      slabs.append(b.op("Slice", slabs[-1], *places[-1], b.int64([axis])))
     else:
       slabs.append(b.op("Gather", slabs[-1], *places[-1], axis=axis))
   for number in reversed(range(len(scatter.axes))):
     axis, slab, output = scatter.axes[number], slabs[number], "" if number else node.output[0]
     if scatter.steps[number] == 1:
-      on_axis = b.constant([axis], integer)
+      on_axis = b.int64([axis])
       before = b.op("Slice", slab, zero, places[number][0], on_axis)
       after = b.op("Slice", slab, places[number][1], most, on_axis)
       values = b.op("Concat", before, values, after, output=output, axis=axis)
       continue
     # The positions stand on their axis, before dimensions of 1: [n, 1, ..] broadcasts from the right.
-    behind = b.op("Slice", b.op("Shape", slab), b.constant([axis + 1], integer), most)
-    ones = b.op("ConstantOfShape", b.op("Shape", behind), value=onnx.numpy_helper.from_array(np.ones(1, integer)))
-    column = b.op("Reshape", places[number][0], b.op("Concat", b.constant([-1], integer), ones, axis=0))
+    behind = b.op("Slice", b.op("Shape", slab), b.int64([axis + 1]), most)
+    ones = b.op("ConstantOfShape", b.op("Shape", behind), value=onnx.numpy_helper.from_array(np.ones(1, np.int64)))
+    column = b.op("Reshape", places[number][0], b.op("Concat", b.int64([-1]), ones, axis=0))
     indices = b.op("Expand", column, b.op("Shape", values))
     values = b.op("ScatterElements", slab, indices, values, output=output, axis=axis)
 
@@ -244,9 +227,7 @@ def _variants(node: onnx.NodeProto) -> Sequence[Mapping[str, Any]]:
 
 def _operator(name: str, summary: str) -> Operator:
   run: Callable[[onnx.NodeProto, Sequence[Array]], list[Array]] = reference
-  return Operator(
-    name=name, summary=summary, infer_shapes=infer_shapes, decompose=decompose, reference=run, variants=_variants
-  )
+  return Operator(name, summary, infer_shapes, decompose, run, variants=_variants)
 
 
 SCATTER_ND = _operator("ScatterND", "slices of a tensor replaced or combined, by index tuples")

@@ -39,8 +39,7 @@ _WIDE = {"float16": "float", "bfloat16": "float", "uint32": "int64", "uint64": "
 def program_of(node: onnx.NodeProto) -> Program:
   """The node's program, checked against its inputs and outputs."""
   program = read_program(node)
-  reason = why_no_sum(program)
-  if reason:
+  if reason := why_no_sum(program):
     raise ModelError(f"node '{node.name}' ({NAME}): {reason}")
   return program
 
@@ -121,8 +120,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str) -> None:
   """A SumTo as ReduceSum: of 16-bit floats in float32."""
   axes, keepdims = axes_of(statement)
-  wide = _WIDE.get(dtype)
-  if wide is None:
+  if (wide := _WIDE.get(dtype)) is None:
     builder.sum(x, axes, keepdims, output)
   else:
     builder.cast(builder.sum(builder.cast(x, wide), axes, keepdims), dtype, output)
@@ -134,9 +132,9 @@ def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = Tru
 
 
 OPERATOR = Operator(
-  name=NAME,
-  summary="sums over axes of what pointwise operators compute, and such values, in one pass",
-  infer_shapes=infer_shapes,
-  decompose=decompose,
-  reference=reference,
+  NAME,
+  "sums over axes of what pointwise operators compute, and such values, in one pass",
+  infer_shapes,
+  decompose,
+  reference,
 )

@@ -9,7 +9,6 @@ Errors: a `perm` that is no permutation of x's axes, another number of starts or
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 from onnx import AttributeProto
 
@@ -81,12 +80,12 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   """The node as standard ONNX: a Slice where it cuts, a Transpose."""
   transposition = attributes_of(node)
   b = Builder(opset, f"{node.output[0]}/unfused")
-  x, integer = node.input[0], np.dtype(np.int64)
+  x = node.input[0]
   window = list(enumerate(zip(transposition.starts, transposition.ends, strict=True)))
   cut = [(axis, *bounds) for axis, bounds in window if bounds != (0, TO_THE_END)]
   if cut:
     axes, starts, ends = zip(*cut, strict=True)
-    x = b.op("Slice", x, *(b.constant(numbers, integer) for numbers in (starts, ends, axes)))
+    x = b.op("Slice", x, *(b.int64(numbers) for numbers in (starts, ends, axes)))
   b.op("Transpose", x, output=node.output[0], perm=list(transposition.perm))
   return b.nodes
 
@@ -98,9 +97,5 @@ def reference(node: onnx.NodeProto, inputs: Sequence[Array]) -> list[Array]:
 
 
 OPERATOR = Operator(
-  name=NAME,
-  summary="a part of a tensor with its axes in another order, in one copy",
-  infer_shapes=infer_shapes,
-  decompose=decompose,
-  reference=reference,
+  NAME, "a part of a tensor with its axes in another order, in one copy", infer_shapes, decompose, reference
 )

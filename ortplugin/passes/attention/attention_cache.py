@@ -28,8 +28,7 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
   if key is None or value is None or key is value:
     other = node.inputs[2 if value is None else 1]
     return Missed(node, f"'{other.name}' is no cache of its own, unlike the other one of K and V")
-  reason = _why_not(scope, node, key, value)
-  if reason:
+  if reason := _why_not(scope, node, key, value):
     return Missed(node, reason)
   layout, attributes = layout_at(node, 1), dict(node.attrs)
   if str(layout) != layouts.STANDARD:

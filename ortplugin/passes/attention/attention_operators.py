@@ -37,16 +37,14 @@ from .views import Read
 
 def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
   """Replaces one operator; `tf32`: in float32 for TF32."""
-  reader = _READERS.get(scope.op(node))
-  if reader is None:
+  if (reader := _READERS.get(scope.op(node))) is None:
     return None
   try:
     dtype = scope.dtype(node.inputs[0])
     dtypes = TF32 if tf32 else DTYPES
     if dtype not in dtypes:
       raise NotFusableError(f"'{node.inputs[0].name}' is {dtype}; attention is fused in {' and '.join(dtypes)}")
-    old = unsupported(scope)
-    if old:
+    if old := unsupported(scope):
       raise NotFusableError(old)
     first = PAST.get(scope.op(node), len(node.inputs))
     own = 1 if optional_input(node, first) is None else 3  # with what is present
@@ -82,8 +80,7 @@ def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
     )
   ]
   masks = []
-  mask = optional_input(node, 3)
-  if mask is not None:
+  if (mask := optional_input(node, 3)) is not None:
     filling = -np.inf if scope.dtype(mask) == "bool" else None
     masks.append(_mask(scope, mask, atoms, filling))
     if lengths_of(scope, mask)[-1:] != [atoms.t.size]:
@@ -164,8 +161,7 @@ def _with_weights(scope: Scope, node: gs.Node) -> Core:
   padding = _padding(scope, node, 3, atoms)
   shape = (*(scope.shape(node.inputs[0]) or ())[:-1], width)
   product = emit(scope, node, "MatMul", node.inputs[:2], shape)
-  bias = optional_input(node, 2)
-  if bias is not None:
+  if (bias := optional_input(node, 2)) is not None:
     product = emit(scope, node, "Add", [product, bias], shape)
   reads = [
     Read(product, ((whole(atoms.b),), (whole(length),), (Term(None, index, Length(3)), whole(atoms.h), whole(size))))
@@ -197,8 +193,7 @@ def _contrib_masks(scope: Scope, node: gs.Node, padding: int, bias: int, atoms: 
 
 def _padding(scope: Scope, node: gs.Node, index: int, atoms: Atoms) -> list[Mask]:
   """A mask [B, T] or [B, S, T] of integers: where it is 0, mask_filter_value is added."""
-  keys = optional_input(node, index)
-  if keys is None:
+  if (keys := optional_input(node, index)) is None:
     return []
   kept = emit(scope, node, "Cast", [keys], scope.shape(keys), to=onnx.TensorProto.BOOL)
   kept.dtype = np.dtype(np.bool_)

@@ -90,8 +90,7 @@ def flat(axes: Axes) -> list[Term] | None:
   result: list[Term] = []
   for axis in axes:
     for term in axis:
-      parts = split_term(term)
-      if parts is None:
+      if (parts := split_term(term)) is None:
         return None
       result += parts
   return result
@@ -117,13 +116,11 @@ def regroup(axes: Axes, dims: Sequence[Length]) -> Axes | None:
   Lengths are compared from the front and from the back. One axis in the middle takes what is left, since a Reshape
   keeps the number of elements.
   """
-  terms = flat(axes)
-  if terms is None:
+  if (terms := flat(axes)) is None:
     return None
   front: list[Axis] = []
   while len(front) < len(dims):
-    taken = _take(terms, dims[len(front)])
-    if taken is None:
+    if (taken := _take(terms, dims[len(front)])) is None:
       break
     front.append(taken)
   if len(front) == len(dims):
@@ -132,8 +129,7 @@ def regroup(axes: Axes, dims: Sequence[Length]) -> Axes | None:
     return (*front[:-1], (*front[-1], *terms)) if front else ()
   back: list[Axis] = []
   while len(front) + len(back) < len(dims) - 1:
-    taken = _take_last(terms, dims[len(dims) - 1 - len(back)])
-    if taken is None:
+    if (taken := _take_last(terms, dims[len(dims) - 1 - len(back)])) is None:
       return None
     back.insert(0, taken)
   if not dims[len(front)].names:
@@ -150,12 +146,10 @@ def _take(terms: list[Term], goal: Length) -> Axis | None:
   while found != goal:
     if not rest:
       return None
-    left = goal.over(found)
-    if left is None:
+    if (left := goal.over(found)) is None:
       return None
     if left.over(rest[0].total) is None:
-      parts = divided(rest[0], left)
-      if parts is None:
+      if (parts := divided(rest[0], left)) is None:
         return None
       rest[:1] = parts
       if left.over(rest[0].total) is None:

@@ -157,8 +157,7 @@ def _from(scope: Scope, read: Read, scaled: bool) -> list[Read]:
 def _results(scope: Scope, result: Read) -> list[Read]:
   found = [result]
   while len(found) < FAR:
-    after = forward(scope, found[-1])
-    if after is None:
+    if (after := forward(scope, found[-1])) is None:
       break
     found.append(after)
   return found
@@ -172,8 +171,7 @@ def _used_beside(scope: Scope, core: Core) -> str | None:
       return f"the attention that '{read.name}' is a part of also reads it"
   for node in nodes[1:]:
     for tensor in node.outputs:
-      used = scope.used_beyond(tensor, nodes)
-      if used:
+      if used := scope.used_beyond(tensor, nodes):
         return f"{used}, so {label(node)} has to stay"
   return None
 
@@ -212,8 +210,7 @@ def _divided(core: Core, found: _Reads, batch: Sequence[Atom], heads: Sequence[A
       groups = [_kv_heads(read, batch, heads) for read in (k[0], v[0])]
       if groups[0] is None or groups[0] != groups[1]:
         continue
-      kv_heads = size_of(groups[0])
-      if kv_heads is None:
+      if (kv_heads := size_of(groups[0])) is None:
         continue
       names = {"b": batch, "h": heads, "s": rows}
       choice = _Choice(q, k, v, y, count, kv_heads, names)

@@ -43,8 +43,7 @@ def fuse_tf32(scope: Scope, node: gs.Node) -> Outcome:
 
 def _core(scope: Scope, node: gs.Node) -> Core | Missed | None:
   """The attention that ends in this node; None if no Softmax leads to it."""
-  product = product_of(scope, node)
-  if product is None:
+  if (product := product_of(scope, node)) is None:
     return None
   for side in (0, 1):
     if not _has_softmax(scope, node.inputs[side]):
@@ -94,8 +93,7 @@ def _inside(
   rows, value = atoms[row], atoms[column]
   leading = [letter for letter in second.result if letter not in (row, column)]
   letters = {letter: (whole(atom),) for letter, atom in atoms.items()}
-  v = _read(scope, second, 1 - side, letters, leading)
-  if v is None:
+  if (v := _read(scope, second, 1 - side, letters, leading)) is None:
     return Missed(node, _unlike(scope, node))
   scores = trace_scores(scope, softmax.inputs[0], axes, chain)
   if isinstance(scores, Missed):
@@ -121,8 +119,7 @@ def _queries_and_keys(scope: Scope, scores: Scores, rows: Atom, columns: Atom) -
   else:
     return Missed(first.node, "its rows and columns are not those of the Softmax")
   sizes = [(dims(scope, first.node.inputs[each]) or [])[first.operands[each].index(first.summed)] for each in (0, 1)]
-  repeats = _may_repeat(scope, first, *sizes)
-  if repeats:
+  if repeats := _may_repeat(scope, first, *sizes):
     return Missed(first.node, repeats)
   head = Atom(sizes[0] if sizes[1].known is None else sizes[1])
   letters[first.summed] = (whole(head),)
@@ -152,8 +149,7 @@ def _read(
   Those of the sum are one length in both operands. `leading`: axes which it lacks if its rank is lower.
   """
   tensor, operand = product.node.inputs[side], product.operands[side]
-  given = dims(scope, tensor)
-  if given is None:
+  if (given := dims(scope, tensor)) is None:
     return None
   axes = tuple(letters[letter] for letter in operand)
   made = [length(axis) for axis in axes]

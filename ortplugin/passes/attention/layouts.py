@@ -60,8 +60,7 @@ def _groups(axes: Axes, names: Names) -> list[_Group] | None:
   open_name = ""
   for index, axis in enumerate(axes):
     group = _Group([], [], [index])
-    terms = flat((axis,))
-    if terms is None:
+    if (terms := flat((axis,))) is None:
       return None
     for term in terms:
       if term.atom is None:

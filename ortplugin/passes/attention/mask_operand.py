@@ -70,8 +70,7 @@ def _viewed(scope: Scope, before: gs.Node, part: Part, tensor: gs.Tensor) -> gs.
   """The tensor as the part's four dimensions."""
   if part.expanded is not None:
     rank = len(part.expanded)
-    missing = rank - (scope.rank(tensor) or 0)
-    if missing:
+    if missing := rank - (scope.rank(tensor) or 0):
       shape = [1] * missing + [d if isinstance(d, int) else -1 for d in scope.shape(tensor) or ()]
       tensor = emit(scope, before, "Reshape", [tensor, integers(scope, shape, "shape")], tuple(shape))
     tensor = emit(scope, before, "Expand", [tensor, integers(scope, part.expanded, "shape")], part.expanded)

@@ -34,8 +34,7 @@ def filled_in(number: float) -> float:
 
 def mask_values(scope: Scope, mask: Mask) -> Array | None:
   """What a constant mask adds, in float32."""
-  array = scope.constant(mask.tensor, ELEMENTS)
-  if array is None:
+  if (array := scope.constant(mask.tensor, ELEMENTS)) is None:
     return None
   wide: Array = array.astype(np.float32)
   if scope.dtype(mask.tensor) == "float16":

@@ -39,8 +39,7 @@ def deciding(scope: Scope, behind: Sequence[Mask], mask: Mask) -> str:
 
 def _is_zero_or_lowest(scope: Scope, mask: Mask) -> bool:
   """Whether what is added is surely 0, or so low that LOWEST is nothing beside it, or in float16 LOWEST itself."""
-  values = mask_values(scope, mask)
-  if values is not None:
+  if (values := mask_values(scope, mask)) is not None:
     return bool(((values == 0) | (values <= 100 * LOWEST) | (values == LOWEST)).all())
   node = scope.producer(mask.tensor, "Where")
   if node is not None and scope.dtype(mask.tensor) == "float16":

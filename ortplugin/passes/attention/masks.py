@@ -81,8 +81,7 @@ def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str
   replaces = any(part.mask.filling not in (None, -np.inf) for part in rest)
   if selected is None or replaces or (rest and np.isfinite(total[~selected]).any()):
     return Masking(parts=(replace(first, values=total), *rest))
-  triangle = causal_window(selected)
-  if triangle is not None:
+  if (triangle := causal_window(selected)) is not None:
     return Masking(*triangle, tuple(rest))
   fills = Part(Mask(first.mask.tensor, first.mask.axes, -np.inf), selected)
   return Masking(parts=(*rest, fills))

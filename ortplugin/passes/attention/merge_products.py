@@ -106,8 +106,7 @@ def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed
   nodes.append(made)
   if _may_be_overridden(weights):
     return Missed(made, f"a caller may override '{weights.name}', which is a graph input")
-  used = _used(scope, node, nodes)
-  if used:
+  if used := _used(scope, node, nodes):
     return Missed(made, used)
   weight = scope.constant(weights, ELEMENTS)
   if weight is None or weight.ndim != 2:

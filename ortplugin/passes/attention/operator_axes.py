@@ -131,7 +131,6 @@ def check_absent(node: gs.Node, first: int, what: str, besides: int | None = Non
 
 def lengths_of(scope: Scope, tensor: gs.Tensor) -> list[Length]:
   """The lengths of a tensor's axes; raises NotFusableError where not even the rank is known."""
-  found = dims(scope, tensor)
-  if found is None:
+  if (found := dims(scope, tensor)) is None:
     raise NotFusableError(f"the rank of '{tensor.name}' is unknown; fix the inputs' shapes with --input-shape")
   return found

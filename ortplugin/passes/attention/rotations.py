@@ -99,8 +99,7 @@ def _whole(scope: Scope, node: gs.Node, width: int) -> Rotation | None:
   """Of the first elements of a tensor of this width; the node makes what is rotated alone."""
   if scope.op(node) == "Add":
     return _full(scope, node, width)
-  halves = _halves(scope, node)
-  if halves is None:
+  if (halves := _halves(scope, node)) is None:
     return None
   values, interleaved, nodes = halves
   found = _split(scope, values, width, interleaved)
@@ -119,8 +118,7 @@ def _full(scope: Scope, node: gs.Node, width: int) -> Rotation | None:
       if halves is None:
         continue
       (second, first), interleaved, nodes = halves
-      negated = scope.producer(second, "Neg")
-      if negated is None:
+      if (negated := scope.producer(second, "Neg")) is None:
         continue
       for x, cos in _either(left):
         own = taken(scope, x, width)
@@ -147,8 +145,7 @@ def _split(scope: Scope, values: Sequence[gs.Tensor], width: int, interleaved: b
       for third, fourth in ((c, d), (d, c)):
         if {*map(id, third.inputs)} != {id(x2), id(cos)} or {*map(id, fourth.inputs)} != {id(x1), id(sin)}:
           continue
-        found = _pair(scope, x1, x2, width, interleaved)
-        if found is not None:
+        if (found := _pair(scope, x1, x2, width, interleaved)) is not None:
           nodes = (minus, plus, a, b, c, d, *found[0].nodes, *found[1].nodes)
           return Rotation(found[0].x, cos, sin, interleaved, found[0].count, False, nodes)
   return None
@@ -207,8 +204,7 @@ def _either(product: gs.Node) -> list[tuple[gs.Tensor, gs.Tensor]]:
 
 def taken(scope: Scope, tensor: gs.Tensor, width: int) -> _Taken | None:
   """The tensor as a part of one with this width, from which Slices and Splits of the last axis lead to it."""
-  own = _width(scope, tensor)
-  if own is None:
+  if (own := _width(scope, tensor)) is None:
     return None
   start, step = 0, 1
   nodes: list[gs.Node] = []

@@ -72,16 +72,14 @@ def softmax_before(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) ->
     if op == "Softmax":
       return node, axes, chain
     if op == "Where":
-      check = _nan_check(scope, node)
-      if check is None:
+      if (check := _nan_check(scope, node)) is None:
         return None
       tensor = node.inputs[2]
       chain = replace(chain, nodes=(*chain.nodes, check), zeroed=True)
     elif op == "Cast" and scope.dtype(node.inputs[0]) in FLOATING:
       tensor = node.inputs[0]
     else:
-      read = _viewed(scope, tensor, axes)
-      if read is None:
+      if (read := _viewed(scope, tensor, axes)) is None:
         return None
       tensor, axes = read
   return None
@@ -89,8 +87,7 @@ def softmax_before(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) ->
 
 def _viewed(scope: Scope, tensor: gs.Tensor, axes: Axes) -> tuple[gs.Tensor, Axes] | None:
   """What a view of the scores reads."""
-  node = scope.producer(tensor, *RESHAPES)
-  if node is not None:
+  if (node := scope.producer(tensor, *RESHAPES)) is not None:
     given = score_dims(scope, node.inputs[0])
     before = None if given is None else regroup(axes, given)
     return None if before is None else (node.inputs[0], before)
@@ -108,8 +105,7 @@ def _score_dims(scope: Scope, tensor: gs.Tensor, steps: int) -> list[Length] | N
   if node is None or not node.inputs or not steps:
     return None
   op = scope.op(node)
-  product = product_of(scope, node)
-  if product is not None:
+  if (product := product_of(scope, node)) is not None:
     return _product_dims(scope, product)
   if op in ("Softmax", "Cast", "Tanh", "Identity"):
     return _score_dims(scope, node.inputs[0], steps - 1)
@@ -175,15 +171,13 @@ def trace_scores(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) -> S
   if node is None or not node.inputs or len(chain.nodes) >= FAR:
     return Missed(chain.nodes[-1], f"'{tensor.name}' is not computed from a product of queries and keys")
   op = scope.op(node)
-  product = product_of(scope, node)
-  if product is not None:
+  if (product := product_of(scope, node)) is not None:
     return Scores(product, axes, replace(chain, nodes=(*chain.nodes, node)))
   chain = replace(chain, nodes=(*chain.nodes, node))
   if op == "Cast" and scope.dtype(node.inputs[0]) in FLOATING:
     return trace_scores(scope, node.inputs[0], axes, chain)
   if op in ("Mul", "Div"):
-    scaled = scalar_operand(scope, node)
-    if scaled is None:
+    if (scaled := scalar_operand(scope, node)) is None:
       return Missed(node, "its factor is no constant number")
     return trace_scores(scope, scaled[0], axes, replace(chain, factor=chain.factor * scaled[1]))
   if op == "Tanh":
@@ -192,8 +186,7 @@ def trace_scores(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) -> S
     return trace_scores(scope, node.inputs[0], axes, replace(chain, factor=1.0, softcap=chain.factor))
   if op in ("Add", "Where"):
     return _masked(scope, node, op, axes, chain)
-  read = _viewed(scope, tensor, axes)
-  if read is None:
+  if (read := _viewed(scope, tensor, axes)) is None:
     return Missed(node, "it stands between the product of queries and keys and the Softmax")
   return trace_scores(scope, *read, chain)
 

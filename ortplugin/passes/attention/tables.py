@@ -73,8 +73,7 @@ def _batch(given: list[Length], place: Place) -> bool:
 
 def _is_doubled(scope: Scope, table: gs.Tensor, interleaved: bool, depth: int = 0) -> bool:
   """Whether both columns of each pair are equal."""
-  values = scope.constant(table, ELEMENTS)
-  if values is not None:
+  if (values := scope.constant(table, ELEMENTS)) is not None:
     first, second = _columns(values, interleaved)
     return first.shape == second.shape and first.tobytes() == second.tobytes()
   node, rank = scope.producer(table), scope.rank(table)
@@ -132,8 +131,7 @@ def _table(scope: Scope, node: gs.Node, table: gs.Tensor, found: Rotation, place
   if _batch(given, place):
     kept[(place.batch or 0) - place.rank + len(given)] = True
   ones = [axis for axis, stays in enumerate(kept) if not stays]
-  values = scope.constant(table, ELEMENTS)
-  if values is not None:
+  if (values := scope.constant(table, ELEMENTS)) is not None:
     half = _columns(values, found.interleaved)[0] if found.is_doubled else values
     return _shared(scope, np.squeeze(half, tuple(ones)), table.name)
   if found.is_doubled:
@@ -192,8 +190,7 @@ def _positions(node: gs.Node) -> gs.Tensor | None:
 
 
 def _from_cache(scope: Scope, node: gs.Node, cache: gs.Tensor, operator: gs.Node, place: Place) -> gs.Tensor:
-  positions = _positions(operator)
-  if positions is None:
+  if (positions := _positions(operator)) is None:
     return cache
   values, columns = scope.constant(cache, ELEMENTS), (scope.shape(cache) or ())[1]
   if scope.rank(positions) == 1:

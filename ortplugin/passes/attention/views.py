@@ -37,8 +37,7 @@ def reads(scope: Scope, tensor: gs.Tensor, axes: Axes, scaled: bool) -> list[Rea
   """The tensor and those that it is a view of, nearest first. `scaled`: products with numbers are views too."""
   found = [Read(tensor, axes)]
   while len(found) < FAR:
-    before = backward(scope, found[-1], scaled)
-    if before is None:
+    if (before := backward(scope, found[-1], scaled)) is None:
       break
     found.append(before)
   return found
@@ -52,8 +51,7 @@ def backward(scope: Scope, read: Read, scaled: bool = False) -> Read | None:
   op, x = scope.op(node), node.inputs[0]
   repeated, factor = read.repeated, read.factor
   if op in ("Mul", "Div") and scaled:
-    number = scalar_operand(scope, node)
-    if number is None:
+    if (number := scalar_operand(scope, node)) is None:
       return None
     x, factor = number[0], factor * number[1]
     axes: Axes | None = read.axes if scope.rank(x) == len(read.axes) else None
@@ -86,8 +84,7 @@ def scalar_operand(scope: Scope, node: gs.Node) -> tuple[gs.Tensor, float] | Non
 
 def _moved(scope: Scope, node: gs.Node, op: str, read: Read) -> Axes | None:
   x, axes = node.inputs[0], read.axes
-  given = dims(scope, x)
-  if given is None:
+  if (given := dims(scope, x)) is None:
     return None
   if op == "Identity":
     return axes
@@ -203,8 +200,7 @@ def forward(scope: Scope, read: Read) -> Read | None:
   y = node.outputs[0]
   if op == "Cast" and not (scope.dtype(read.tensor) == "float" and scope.dtype(y) in HALVES):
     return None
-  made = dims(scope, y)
-  if made is None:
+  if (made := dims(scope, y)) is None:
     return None
   axes: Axes | None = read.axes
   if op == "Transpose":

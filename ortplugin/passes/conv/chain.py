@@ -21,8 +21,7 @@ VIEWS = ("Reshape", "Flatten", "Squeeze")
 
 def conv_chain(scope: Scope, conv: gs.Node) -> Chain:
   """The convolution and what it draws in, in order; what they make for others; why there is no more."""
-  first = CONV.read(scope, conv)
-  if first is None:
+  if (first := CONV.read(scope, conv)) is None:
     return [], [], []
   allowed = max(1, len(needed(scope, [first])))
   return chain_of(
@@ -68,8 +67,7 @@ def _drawable(scope: Scope, node: gs.Node, conv: gs.Node, members: list[Member])
     flattens = any(id(each) in flat for each in inside) and scope.rank(tensor) not in (0, 1)
     return (same or scope.broadcasts_to(tensor, whole)) and not flattens, same
 
-  member = drawn(scope, CONV, node, members, fit)
-  if member is not None:
+  if (member := drawn(scope, CONV, node, members, fit)) is not None:
     made = {id(tensor) for each in members for tensor in each.outputs}
     flattened = {id(tensor) in flat for tensor in member.inputs if id(tensor) in made}
     if len(flattened) > 1:

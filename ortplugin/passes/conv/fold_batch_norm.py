@@ -88,8 +88,7 @@ def _after(scope: Scope, node: gs.Node) -> Applied | None:
 def _before(scope: Scope, conv: gs.Node) -> Applied | None:
   """Merges the BatchNormalization that makes the Conv's input into the Conv."""
   x = conv.inputs[0]
-  norm = _producer(scope, x, "BatchNormalization")
-  if norm is None:
+  if (norm := _producer(scope, x, "BatchNormalization")) is None:
     return None
   only_for(scope, x, conv)
   weight, groups = weight_of(scope, conv)
@@ -113,7 +112,7 @@ def _before(scope: Scope, conv: gs.Node) -> Applied | None:
 
 
 FOLD_BATCH_NORM = RulePass(
-  name="fold-batch-norm",
-  summary="BatchNormalization and constants per channel become part of a convolution's weights and bias",
-  rule=fold,
+  "fold-batch-norm",
+  "BatchNormalization and constants per channel become part of a convolution's weights and bias",
+  fold,
 )

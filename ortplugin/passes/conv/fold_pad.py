@@ -20,13 +20,11 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
   """Merges the Pad that makes the input of a Conv or AveragePool into it."""
   if scope.op(node) not in ("Conv", "AveragePool") or not node.inputs:
     return None
-  pad = scope.producer(node.inputs[0], "Pad")
-  if pad is None:
+  if (pad := scope.producer(node.inputs[0], "Pad")) is None:
     return None
   try:
     spatial = _spatial_pads(scope, pad)
-    used = scope.used_beyond(node.inputs[0], [node])
-    if used:
+    if used := scope.used_beyond(node.inputs[0], [node]):
       raise _StaysError(used)
     total = _total(node, spatial)
     if scope.op(node) == "AveragePool":
@@ -80,11 +78,9 @@ def _spatial_pads(scope: Scope, pad: gs.Node) -> list[int]:
 
 def _integers(scope: Scope, pad: gs.Node, index: int, what: str) -> list[int] | None:
   """The values of a constant input; None if it is absent."""
-  given = optional_input(pad, index)
-  if given is None:
+  if (given := optional_input(pad, index)) is None:
     return None
-  array = scope.constant(given)
-  if array is None:
+  if (array := scope.constant(given)) is None:
     raise _StaysError(f"{what} of {label(pad)}, '{given.name}', are no constant")
   return [int(each) for each in array.reshape(-1)]
 

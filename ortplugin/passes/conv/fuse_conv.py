@@ -49,8 +49,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   # Asked before the bias gets its shape, which may take a node that would have to go again, and of tensors like x and
   # w, of which it would be a reader that is in no graph.
   like = [gs.Variable(each.name, each.dtype, each.shape) for each in (x, w)]
-  reason = why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), like))
-  if reason is not None:
+  if (reason := why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), like))) is not None:
     return Missed(node, reason)
   inputs = [x, w]
   if bias is not None:

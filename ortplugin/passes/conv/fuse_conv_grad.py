@@ -45,8 +45,7 @@ class _ConvGrad(Core):
 
   def member(self, scope: Scope, first: Member, node: gs.Node) -> Member | None:
     """What makes one of the program's inputs, of the shape of dZ. Raises NotPointwiseError or ProgramError."""
-    other = member_of(scope, node)
-    if other is None:
+    if (other := member_of(scope, node)) is None:
       return None
     if len(first.inputs) != len(first.node.inputs) - self.own(first.node)[0]:
       raise NotPointwiseError(f"{label(first.node)} reads a value twice")

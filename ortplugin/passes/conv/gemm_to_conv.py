@@ -23,8 +23,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   """Replaces one Gemm or MatMul."""
   if scope.op(node) not in ("Gemm", "MatMul") or scope.rank(node.inputs[0]) != 2 or unsupported(scope):
     return None
-  pixels = pixels_of(scope, node.inputs[0])
-  if pixels is None:
+  if (pixels := pixels_of(scope, node.inputs[0])) is None:
     return None
   dtype, w = conv_dtype(scope, node), node.inputs[1]
   weights = None if attached(w, "initial") is not None else scope.constant(w, ELEMENTS)
@@ -73,8 +72,7 @@ def _bias(scope: Scope, node: gs.Node, count: int) -> Array | str | None:
   scale = [float(node.attrs.get(name, 1)) for name in ("alpha", "beta")]
   if node.attrs.get("transA", 0) or scale != [1, 1]:
     return f"it has transA = {node.attrs.get('transA', 0)}, alpha = {scale[0]:g} and beta = {scale[1]:g}"
-  given = optional_input(node, 2)
-  if given is None:
+  if (given := optional_input(node, 2)) is None:
     return None
   bias = None if attached(given, "initial") is not None else scope.constant(given, ELEMENTS)
   # [N, 1] is one number for each row, even where there are as many rows as columns.

@@ -24,8 +24,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   x, w = node.inputs
   if unsupported(scope) or not from_convolutions(scope, x) or _feeds_attention(scope, node.outputs[0]):
     return None
-  dtype = conv_dtype(scope, node)
-  if dtype is None:
+  if (dtype := conv_dtype(scope, node)) is None:
     return Missed(node, f"'{x.name}' and '{w.name}' are not known to have one floating dtype")
   if attached(w, "initial") is not None:
     return Missed(node, f"a caller may override '{w.name}', which is a graph input")

@@ -52,14 +52,12 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   if "output_layout" in node.attrs or any(each != 1 for each in node.attrs.get("strides") or ()):
     return None
-  reason = why_invalid(node)
-  if reason is not None:
+  if (reason := why_invalid(node)) is not None:
     return Missed(node, reason)
   if not is_channels_last(node):
     return Missed(node, UNKNOWN)
   w = node.inputs[1]
-  weights = scope.constant(w, ELEMENTS)
-  if weights is None:
+  if (weights := scope.constant(w, ELEMENTS)) is None:
     return Missed(node, f"'{w.name}' is no constant")
   if 0 in weights.shape:
     return None

@@ -12,8 +12,7 @@ COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the
 
 def only_for(scope: Scope, tensor: gs.Tensor, node: gs.Node) -> None:
   """Raises NotFoldableError if something besides the node needs the tensor."""
-  used = scope.used_beyond(tensor, [node])
-  if used:
+  if used := scope.used_beyond(tensor, [node]):
     raise NotFoldableError(used)
 
 
@@ -31,8 +30,7 @@ def weight_of(scope: Scope, conv: gs.Node) -> tuple[Array, int]:
 
 def bias_of(scope: Scope, node: gs.Node, channels: int) -> Wide:
   """The bias of a convolution or BatchNormalization; zeros if it has none."""
-  given = optional_input(node, 2)
-  if given is None:
+  if (given := optional_input(node, 2)) is None:
     return np.zeros(channels)
   bias = constant(scope, given, f"the bias of {label(node)}").astype(np.float64)
   if bias.shape != (channels,):

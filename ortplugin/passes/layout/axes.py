@@ -50,8 +50,7 @@ def along_axis(default: int, inputs: int | None = None, least_opset: int = 0) ->
     makes = tuple(index for index, tensor in enumerate(node.outputs) if not tensor.is_empty())
     if any(scope.rank(tensor) != rank for tensor in (*data, *(node.outputs[index] for index in makes))):
       return None
-    found = split_operands(scope, node, rank, range(len(data)))
-    if found is None:
+    if (found := split_operands(scope, node, rank, range(len(data)))) is None:
       return None
     reads, constants = found
 

@@ -32,8 +32,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if split[3:] != given[2:] or made[1:] != given[1:]:
     return None
   for maker, reader in ((first, transpose), (transpose, node)):
-    used = scope.used_beyond(maker.outputs[0], [reader])
-    if used:
+    if used := scope.used_beyond(maker.outputs[0], [reader]):
       return Missed(node, used)
   groups, members = (int(dim) for dim in split[1:3] if isinstance(dim, int))
   if groups * members > CHANNELS:  # a shape is only a claim: no constant is made as long as it says

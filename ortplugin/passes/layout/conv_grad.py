@@ -27,8 +27,7 @@ def gradients(scope: Scope, node: gs.Node) -> Plan | None:
     return None
   rank = len(kernel) + 2
   own = len(str(node.attrs.get("operands", "")).split())
-  operands = split_operands(scope, node, rank, range(len(node.inputs)))
-  if operands is None:
+  if (operands := split_operands(scope, node, rank, range(len(node.inputs)))) is None:
     return None
   reads, others = operands
   if any(scope.rank(node.inputs[index]) != rank for index in range(own)):

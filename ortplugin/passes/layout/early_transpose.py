@@ -187,8 +187,7 @@ def _before(scope: Scope, maker: gs.Node, perm: Sequence[int], depth: int) -> _O
 
 
 def _permuted(scope: Scope, tensor: gs.Tensor, perm: Sequence[int]) -> tuple[int | str | None, ...] | None:
-  shape = scope.shape(tensor)
-  if shape is None:
+  if (shape := scope.shape(tensor)) is None:
     return None
   whole = (*(1,) * (len(perm) - len(shape)), *shape)
   return tuple(whole[axis] for axis in perm)

@@ -95,8 +95,7 @@ def rewrite(left_alone: Collection[int], scope: Scope, node: gs.Node) -> Outcome
 
 def _perm(scope: Scope, node: gs.Node) -> list[int] | None:
   """The permutation, which reverses the axes if it is not given; None of other than the input's axes."""
-  rank = scope.rank(node.inputs[0])
-  if rank is None:
+  if (rank := scope.rank(node.inputs[0])) is None:
     return None
   perm = [int(axis) for axis in node.attrs.get("perm") or range(rank - 1, -1, -1)]
   return perm if len(perm) == rank else None
@@ -226,8 +225,7 @@ def _parts(scope: Scope, node: gs.Node) -> list[_Part]:
       return []
     start = int(index) % length
     return [_Part(node, node.outputs[0], {axis: (start, start + 1)}, axis)]
-  sizes = _split(scope, node, length)
-  if sizes is None:
+  if (sizes := _split(scope, node, length)) is None:
     return []
   ends = [int(end) for end in np.cumsum([0, *sizes])]
   return [

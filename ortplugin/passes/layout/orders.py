@@ -37,8 +37,7 @@ def forms_of(scope: Scope, node: gs.Node, perm: Sequence[int]) -> Iterator[Permu
   """The forms of a node with one output that has its axes in the order `perm` then."""
   op, rank = scope.op(node), len(perm)
   if is_symmetric(scope, node) or op == f"{DOMAIN}::FusedPointwise":
-    operands = _broadcast(scope, node, rank)
-    if operands is not None:
+    if (operands := _broadcast(scope, node, rank)) is not None:
       yield Permuted(dict.fromkeys(operands, perm), lambda new: None)
   elif op == "Concat" and all(scope.rank(each) == rank for each in node.inputs):
     yield Permuted(dict.fromkeys(range(len(node.inputs)), perm), _axis(perm.index(int(node.attrs["axis"]) % rank)))
@@ -70,17 +69,14 @@ def reduced_axes(scope: Scope, node: gs.Node) -> list[int] | None:
 
 def reduction(scope: Scope, node: gs.Node, order: Sequence[int]) -> Permuted | None:
   """The reduction of an input in this order: the same axes, which are others then; a global pool where it is one."""
-  axes = reduced_axes(scope, node)
-  if axes is None:
+  if (axes := reduced_axes(scope, node)) is None:
     return None
   if (
     list(order) == to_last(len(order))
     and node.attrs.get("keepdims", 1)
     and scope.op(node) in ("ReduceMean", "ReduceMax")
-  ):
-    plan = over_all_pixels(scope, node)
-    if plan is not None:
-      return _planned(scope, plan, order)
+  ) and (plan := over_all_pixels(scope, node)) is not None:
+    return _planned(scope, plan, order)
   new = sorted(order.index(axis) for axis in axes)
 
   def edit(made: gs.Node) -> None:
@@ -108,8 +104,7 @@ def _reductions(scope: Scope, node: gs.Node, perm: Sequence[int]) -> Iterator[Pe
     kept = [axis for axis in range(rank) if axis not in axes]
     orders = orders_with(axes, [kept[axis] for axis in perm])
   for order in orders:
-    found = reduction(scope, node, order)
-    if found is not None:
+    if (found := reduction(scope, node, order)) is not None:
       yield found
 
 

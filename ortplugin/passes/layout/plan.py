@@ -103,8 +103,7 @@ class Layouts:
     if all(dim == 1 for dim in shape):
       return tensor
     axes = list(range(rank - len(shape)))
-    array = scope.constant(tensor, ELEMENTS)
-    if array is not None:
+    if (array := scope.constant(tensor, ELEMENTS)) is not None:
       return self._constant(tensor, rank, lambda: stripped(np.expand_dims(array, tuple(axes))))
     whole = unsqueeze(scope, before, tensor, axes)
     output = gs.Variable(scope.unique(f"{tensor.name}_nhwc"), tensor.dtype, shape_last(scope.shape(whole)))
@@ -114,8 +113,7 @@ class Layouts:
   def weights(self, tensor: gs.Tensor, before: gs.Node) -> gs.Tensor:
     """[rows, columns, spatial..] as [rows, spatial.., columns]: a constant here, anything else by a Transpose."""
     rank = self.scope.rank(tensor) or 0
-    array = self.scope.constant(tensor, ELEMENTS)
-    if array is None:
+    if (array := self.scope.constant(tensor, ELEMENTS)) is None:
       return self.last(tensor, before)
     return self._constant(tensor, -rank, lambda: array.transpose(to_last(rank)))
 

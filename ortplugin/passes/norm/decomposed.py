@@ -26,8 +26,7 @@ def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
   first = axes[0]
   if isinstance(first, str) or len(set(axes)) != 1:
     return f"the means are over different axes, {' and '.join(str(list(each)) for each in axes)}"
-  over = over_axes(first, scope.rank(x) or 0)
-  if over is None:
+  if (over := over_axes(first, scope.rank(x) or 0)) is None:
     return f"the axes {list(first)} of the means are more than two runs, or not the last ones after the first run"
   epsilon = epsilon_of(scope, match.values["epsilon"], x)
   if isinstance(epsilon, str):
@@ -70,8 +69,7 @@ def mean_axes(scope: Scope, mean: gs.Node, x: gs.Tensor) -> tuple[int, ...] | st
   if mean.attrs.get("keepdims", 1) != 1:
     return f"{label(mean)} has keepdims={mean.attrs['keepdims']}; it must be 1"
   rank = scope.rank(x) or 0
-  axes = scope.axes(mean)
-  if axes is None:
+  if (axes := scope.axes(mean)) is None:
     return f"the axes '{mean.inputs[1].name}' of {label(mean)} are no constant"
   if not axes:
     if mean.attrs.get("noop_with_empty_axes", 0):
@@ -85,8 +83,7 @@ def mean_axes(scope: Scope, mean: gs.Node, x: gs.Tensor) -> tuple[int, ...] | st
 
 def epsilon_of(scope: Scope, tensor: gs.Tensor, x: gs.Tensor) -> float | str:
   """The number that is added to the variance of `x`, or why it is none."""
-  value = scope.scalar(tensor)
-  if value is None:
+  if (value := scope.scalar(tensor)) is None:
     return f"epsilon, '{tensor.name}', is no constant scalar"
   rank, most = scope.rank(tensor) or 0, scope.rank(x) or 0
   if rank > most:

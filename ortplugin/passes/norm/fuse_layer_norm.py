@@ -7,10 +7,12 @@ with a Pow for the square, one Sub or two, a Reciprocal or a power of -1/2 for t
 operator LayerNormalization; ONNX Runtime's SkipLayerNormalization, which adds a residual and a bias first.
 """
 
+from functools import partial
+
 import onnx_graphsurgeon as gs
 
 from ...graph import Scope, optional_input
-from ...graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
+from ...graph.pattern import Pattern, any_of, maybe, maybe_cast, number, op, value
 from ..driver import Outcome, PatternRewrite, RulePass, first_of
 from .decomposed import check_decomposed, decomposed_norm
 from .operator import fuse_operator
@@ -35,11 +37,6 @@ def normalised(d: Pattern, mean_square: Pattern) -> Pattern:
   return any_of(op("Div", d, maybe_cast(root)), op("Mul", d, maybe_cast(inverse), commute=True))
 
 
-def rewrite(match: Match, scope: Scope) -> gs.Node:
-  """The fused node of a match without fault."""
-  return decomposed_norm(match, scope, CORE)
-
-
 def layer_normalization(scope: Scope, node: gs.Node) -> Outcome:
   """LayerNormalization(X, Scale, B?) -> Y, Mean?, InvStdDev?"""
   if scope.op(node) != "LayerNormalization":
@@ -58,8 +55,12 @@ def skip_layer_normalization(scope: Scope, node: gs.Node) -> Outcome:
 
 
 FUSE_LAYER_NORM = RulePass(
-  name="fuse-layer-norm",
-  summary="layer normalisation, as one operator or many, becomes FusedLayerNorm",
-  rule=first_of(layer_normalization, skip_layer_normalization, PatternRewrite(pattern(), check_decomposed, rewrite)),
+  "fuse-layer-norm",
+  "layer normalisation, as one operator or many, becomes FusedLayerNorm",
+  first_of(
+    layer_normalization,
+    skip_layer_normalization,
+    PatternRewrite(pattern(), check_decomposed, partial(decomposed_norm, core=CORE)),
+  ),
   keeps_constant_values=True,
 )

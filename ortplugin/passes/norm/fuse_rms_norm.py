@@ -6,10 +6,12 @@ with the variations of fuse_layer_norm; the operator RMSNormalization; ONNX Runt
 SkipSimplifiedLayerNormalization, which adds a residual and a bias first.
 """
 
+from functools import partial
+
 import onnx_graphsurgeon as gs
 
 from ...graph import Scope, optional_input
-from ...graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
+from ...graph.pattern import Pattern, any_of, maybe, maybe_cast, number, op, value
 from ..driver import Outcome, PatternRewrite, RulePass, first_of
 from .decomposed import check_decomposed, decomposed_norm
 from .fuse_layer_norm import normalised
@@ -24,11 +26,6 @@ def pattern() -> Pattern:
   x = maybe_cast(value("x"))
   square = any_of(op("Mul", x, x), op("Pow", x, number(2)))
   return normalised(x, op("ReduceMean", square, maybe(), tag="mean"))
-
-
-def rewrite(match: Match, scope: Scope) -> gs.Node:
-  """The fused node of a match without fault."""
-  return decomposed_norm(match, scope, CORE)
 
 
 def rms_normalization(scope: Scope, node: gs.Node) -> Outcome:
@@ -49,10 +46,12 @@ def skip_simplified_layer_normalization(scope: Scope, node: gs.Node) -> Outcome:
 
 
 FUSE_RMS_NORM = RulePass(
-  name="fuse-rms-norm",
-  summary="RMS normalisation, as one operator or many, becomes FusedLayerNorm",
-  rule=first_of(
-    rms_normalization, skip_simplified_layer_normalization, PatternRewrite(pattern(), check_decomposed, rewrite)
+  "fuse-rms-norm",
+  "RMS normalisation, as one operator or many, becomes FusedLayerNorm",
+  first_of(
+    rms_normalization,
+    skip_simplified_layer_normalization,
+    PatternRewrite(pattern(), check_decomposed, partial(decomposed_norm, core=CORE)),
   ),
   keeps_constant_values=True,
 )

@@ -44,7 +44,7 @@ class _Epilogue(NormCore):
 
 
 NORM_EPILOGUE = RulePass(
-  name="norm-epilogue",
-  summary="gamma, beta, Casts, activations and other pointwise operators after a norm become part of it",
-  rule=_Epilogue(),
+  "norm-epilogue",
+  "gamma, beta, Casts, activations and other pointwise operators after a norm become part of it",
+  _Epilogue(),
 )

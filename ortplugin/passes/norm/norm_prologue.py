@@ -70,7 +70,7 @@ def _surely_smaller(shape: Shape | None, whole: Shape | None) -> bool:
 
 
 NORM_PROLOGUE = RulePass(
-  name="norm-prologue",
-  summary="residual and bias adds, Casts and other pointwise operators before a norm become part of it",
-  rule=_Prologue(),
+  "norm-prologue",
+  "residual and bias adds, Casts and other pointwise operators before a norm become part of it",
+  _Prologue(),
 )

@@ -27,12 +27,10 @@ def fuse_operator(
     return Missed(node, reason)
 
   for tensor in (*x, node.outputs[0], *(each for each in (gamma, beta) if each is not None)):
-    reason = unsupported(scope) or floating(scope, tensor)
-    if reason:
+    if reason := unsupported(scope) or floating(scope, tensor):
       return missed(reason)
   for tensor in x:
-    reason = unknown_rank(scope, tensor)
-    if reason:
+    if reason := unknown_rank(scope, tensor):
       return missed(reason)
   for name, tensor in zip(("residual", "bias"), x[1:], strict=False):
     conflict = shape_conflict(scope, name, tensor, x[0]) or _may_be_longer(scope, name, tensor, x[0])
@@ -50,8 +48,7 @@ def fuse_operator(
       continue
     if scope.dtype(tensor) != result:
       return missed(f"{name}, '{tensor.name}', is {scope.dtype(tensor)}, the result is {result}")
-    conflict = shape_conflict(scope, name, tensor, x[0])
-    if conflict:
+    if conflict := shape_conflict(scope, name, tensor, x[0]):
       return missed(conflict)
   outputs = [node.outputs[0]]
   for index, tensor in enumerate(node.outputs[1:], start=1):
@@ -60,8 +57,7 @@ def fuse_operator(
     if index == sum_output:
       outputs.append(tensor)
     else:
-      used = scope.used_beyond(tensor, [])
-      if used:
+      if used := scope.used_beyond(tensor, []):
         return missed(f"the statistics are wanted too: {used}")
   names = ["x", "residual", "bias"][: len(x)]
   norm = Norm(core, {"axis": axis}, epsilon, x, names, dtype, result, gamma, beta, keep_sum=len(outputs) > 1)

@@ -75,8 +75,7 @@ def find_members(scope: Scope, left_alone: frozenset[int]) -> tuple[dict[int, Me
       folded.add(id(node.outputs[0]))
       continue
     try:
-      member = member_of(scope, node, left_alone)
-      if member is not None:
+      if (member := member_of(scope, node, left_alone)) is not None:
         members[place] = member
     except (NotPointwiseError, ProgramError) as reason:
       if _has_neighbour(scope, node):

@@ -106,7 +106,7 @@ def read_unexpanded(scope: Scope, node: gs.Node) -> Outcome:
 
 
 POINTWISE_VIEWS = RulePass(
-  name="pointwise-views",
-  summary="Reshapes move up, and Expands away, from between pointwise operators",
-  rule=first_of(move_up, read_unexpanded),
+  "pointwise-views",
+  "Reshapes move up, and Expands away, from between pointwise operators",
+  first_of(move_up, read_unexpanded),
 )

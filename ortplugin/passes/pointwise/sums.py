@@ -29,8 +29,7 @@ class SumCore(Core):
 
   def node_of(self, first: Member, program: Program, inputs: Sequence[gs.Tensor]) -> gs.Node:
     """The node with another program. Raises NotPointwiseError if that is none of this operator."""
-    reason = why_no_sum(program)
-    if reason:
+    if reason := why_no_sum(program):
       raise NotPointwiseError(reason)
     return gs.Node(NAME, first.node.name, {"program": str(program)}, list(inputs), [], DOMAIN)
 
@@ -40,8 +39,7 @@ def _reduce_sum(scope: Scope, node: gs.Node) -> Member | None:
   dtype = scope.dtype(x)
   if dtype not in FLOATING or scope.dtype(y) != dtype:
     return None
-  axes = axes_of_reduction(scope, node)
-  if not axes:
+  if not (axes := axes_of_reduction(scope, node)):
     return None
   words = " ".join(map(str, axes))
   sum_to = Statement("y", "SumTo", ("x",), (("axes", words), ("keepdims", float(node.attrs.get("keepdims", 1)))))
@@ -55,8 +53,7 @@ def axes_of_reduction(scope: Scope, node: gs.Node) -> list[int]:
   """
   check_ranks(scope, [node.inputs[0], node.outputs[0]])
   rank = scope.rank(node.inputs[0]) or 0
-  axes = scope.axes(node)
-  if axes is None:
+  if (axes := scope.axes(node)) is None:
     raise NotPointwiseError(f"the axes '{node.inputs[1].name}' of {label(node)} are no constant")
   if not axes:
     axes = [] if node.attrs.get("noop_with_empty_axes", 0) else list(range(rank))

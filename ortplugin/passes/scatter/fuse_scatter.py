@@ -28,11 +28,9 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   op, axis = ("ScatterElements", scatter.axis) if scatter.by_axis else ("ScatterND", None)
   unique = is_unique(scope, scatter)
   indices = _smaller(scope, scatter) if scatter.by_axis else scatter.indices
-  if not scatter.by_axis:
-    one = _one_axis(scope, scatter)
-    if one is not None:
-      op, axis = "ScatterElements", one[0]
-      indices = _on_axis(scope, node, one[1], one[0], scatter.rank)
+  if not scatter.by_axis and (one := _one_axis(scope, scatter)) is not None:
+    op, axis = "ScatterElements", one[0]
+    indices = _on_axis(scope, node, one[1], one[0], scatter.rank)
   if scatter.ours and indices is scatter.indices:
     return None
   attributes = {**node.attrs, **({} if axis is None else {"axis": axis}), **({"unique": 1} if unique else {})}
@@ -96,7 +94,7 @@ def _on_axis(scope: Scope, node: gs.Node, column: Column, axis: int, rank: int) 
 
 
 FUSE_SCATTER = RulePass(
-  name="fuse-scatter",
-  summary="ScatterND and ScatterElements become ortplugin's, with unexpanded and unique indices where they are",
-  rule=fuse,
+  "fuse-scatter",
+  "ScatterND and ScatterElements become ortplugin's, with unexpanded and unique indices where they are",
+  fuse,
 )

@@ -77,6 +77,4 @@ def _smaller(scope: Scope, mask: gs.Tensor) -> gs.Tensor:
   return node.inputs[0]
 
 
-MASKED_FILL = RulePass(
-  name="masked-fill", summary="one value scattered to where a mask is true becomes a Where", rule=fill
-)
+MASKED_FILL = RulePass("masked-fill", "one value scattered to where a mask is true becomes a Where", fill)

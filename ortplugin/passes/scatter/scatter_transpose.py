@@ -30,8 +30,7 @@ def untranspose(scope: Scope, node: gs.Node) -> Outcome:
   if "perm" not in after.attrs:
     return None
   back = [perm.index(axis) for axis in range(len(perm))]
-  used = scope.used_beyond(node.outputs[0], [after])
-  if used:
+  if used := scope.used_beyond(node.outputs[0], [after]):
     return Missed(node, f"{used}, so {label(after)} has to stay")
   kind, indices, attributes = node.op, node.inputs[1], dict(node.attrs)
   if kind == "ScatterND":
@@ -76,6 +75,4 @@ def _untransposed(
   return made.inputs[0] if made is not None and given == perm else transpose(scope, node, tensor, back)
 
 
-SCATTER_TRANSPOSE = RulePass(
-  name="scatter-transpose", summary="scatters between Transposes work on the data as it is", rule=untranspose
-)
+SCATTER_TRANSPOSE = RulePass("scatter-transpose", "scatters between Transposes work on the data as it is", untranspose)

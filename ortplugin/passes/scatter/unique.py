@@ -24,12 +24,10 @@ def _unique_on_axis(scope: Scope, scatter: ScatterNode) -> bool:
     return True
   if scatter.ours:
     return bool(scatter.node.attrs.get("unique", 0))  # indices may have been broadcast: said when it was made
-  known = scope.constant(scatter.indices, INDEX_ELEMENTS)
-  if known is not None:
+  if (known := scope.constant(scatter.indices, INDEX_ELEMENTS)) is not None:
     wrapped = _wrapped(known, shape[axis])
     return wrapped is not None and bool((np.diff(np.sort(wrapped, axis), axis=axis) > 0).all())
-  node = scope.producer(scatter.indices, "TopK")
-  if node is not None:
+  if (node := scope.producer(scatter.indices, "TopK")) is not None:
     return int(node.attrs.get("axis", -1)) % scatter.rank == axis and scatter.indices is node.outputs[1]
   column = trace(scope, scatter.indices)
   return column is not None and column.axis == axis and is_distinct(scope, column.vector, shape[axis], length[axis])
@@ -40,8 +38,7 @@ def _unique_tuples(scope: Scope, scatter: ScatterNode) -> bool:
   data, dims = scope.shape(scatter.data) or (), grid(scope, scatter)
   if all(dim == 1 for dim in dims):
     return True
-  known = scope.constant(scatter.indices, INDEX_ELEMENTS)
-  if known is not None:
+  if (known := scope.constant(scatter.indices, INDEX_ELEMENTS)) is not None:
     parts = [_wrapped(known[..., c].reshape(-1), data[c]) for c in range(known.shape[-1])]
     if any(part is None for part in parts):
       return False
@@ -50,8 +47,7 @@ def _unique_tuples(scope: Scope, scatter: ScatterNode) -> bool:
   nonzero = scope.producer(scatter.indices, "Transpose")
   if nonzero is not None and nonzero.attrs.get("perm", [1, 0]) == [1, 0]:
     return scope.producer(nonzero.inputs[0], "NonZero") is not None
-  found = columns(scope, scatter.indices)
-  if found is None:
+  if (found := columns(scope, scatter.indices)) is None:
     return False
   distinct = {
     column.axis
@@ -68,8 +64,7 @@ def is_distinct(scope: Scope, vector: Vector, size: object, length: object) -> b
     return wrapped is not None and len(np.unique(wrapped)) == wrapped.size
   if _of_different_places(scope, vector):
     return True
-  terms = progression(scope, vector, None)
-  if terms is None:
+  if (terms := progression(scope, vector, None)) is None:
     return False
   span = (length - 1) * abs(terms.step) if isinstance(length, int) else None
   return not terms.reason or (span is not None and isinstance(size, int) and span < size)

@@ -35,8 +35,7 @@ def update(scope: Scope, node: gs.Node) -> Outcome:
   scatter = read_scatter(scope, node)
   if not isinstance(scatter, ScatterNode) or scatter.reduction != "none" or scope.opset < MINIMUM_OPSET:
     return None  # fuse-scatter says what is wrong with it
-  found = columns_of(scope, scatter)
-  if found is None:
+  if (found := columns_of(scope, scatter)) is None:
     return None
   if scatter.by_axis:
     placed: tuple[list[tuple[int, Column]], list[int]] | None = _along_axis(scope, scatter, found[0])
@@ -54,8 +53,7 @@ def update(scope: Scope, node: gs.Node) -> Outcome:
     terms = progression(scope, column.vector, size if isinstance(size, int) else None)
     if terms is None:
       return None
-    reason = terms.reason or _range_reason(terms, axis, size, length)
-    if reason:
+    if reason := terms.reason or _range_reason(terms, axis, size, length):
       return Missed(node, reason)
     vector = column.vector
     along = length is not None and length == size  # as far as shape inference knows
@@ -125,7 +123,5 @@ def _replace(scope: Scope, scatter: ScatterNode, slices: Sequence[_Axis], missin
 
 
 UPDATE_SLICE = RulePass(
-  name="update-slice",
-  summary="scatters whose indices form a slice become UpdateSlice, which reads no index",
-  rule=update,
+  "update-slice", "scatters whose indices form a slice become UpdateSlice, which reads no index", update
 )

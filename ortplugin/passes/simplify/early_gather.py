@@ -48,16 +48,14 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if scope.op(node) != "Gather":
     return None
   x = node.inputs[0]
-  rank = scope.rank(x)
-  if not rank:
+  if not (rank := scope.rank(x)):
     return None
   axis, indices = int(node.attrs.get("axis", 0)) % rank, scope.constant(node.inputs[1], ROWS)
   count = None if indices is None or indices.ndim > 1 else indices.size
   dim = (scope.shape(x) or ())[axis]
   if indices is None or not count or dim == 1 or (isinstance(dim, int) and 2 * count > dim):
     return None
-  region = _region(scope, node, axis)
-  if region is None:
+  if (region := _region(scope, node, axis)) is None:
     return None
   labels = labelled(*reversed(region.nodes), node)
   made: dict[int, gs.Tensor] = {}

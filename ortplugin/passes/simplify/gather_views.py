@@ -26,8 +26,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if indices is None or not shape or not element_count(shape) or x.name in disputed(scope.graph):
     return None
   dims = [int(dim) for dim in shape or () if isinstance(dim, int)]
-  made = _shape(scope, node, dims, indices)
-  if made is None:
+  if (made := _shape(scope, node, dims, indices)) is None:
     return None
   y = node.outputs[0]
   new = gs.Node("Reshape", node.name, {}, [x, integers(scope, made, f"{y.name}_shape")])

@@ -41,8 +41,7 @@ def inline(scope: Scope, node: gs.Node) -> Outcome:
   for y, inner in results:
     if y.is_empty():
       continue
-    producer = made.get(id(inner))
-    if producer is None:
+    if (producer := made.get(id(inner))) is None:
       scope.substitute(y, inner)
       continue
     if not scope.is_output(y):  # an output's type is the model's to say

@@ -48,7 +48,5 @@ def _beginnings(scope: Scope, node: gs.Node) -> list[gs.Node]:
 
 
 NARROW_CONCAT = RulePass(
-  name="narrow-concat",
-  summary=f"a Concat of more than {MOST_INPUTS} inputs becomes several, which a CUDA graph can capture",
-  rule=narrow,
+  "narrow-concat", f"a Concat of more than {MOST_INPUTS} inputs becomes several, which a CUDA graph can capture", narrow
 )

@@ -26,8 +26,7 @@ class _Update:
 
 def flatten(scope: Scope, node: gs.Node) -> Outcome:
   """Lets the outer update take the inner one's updates."""
-  outer = _update(scope, node)
-  if outer is None:
+  if (outer := _update(scope, node)) is None:
     return None
   between = scope.producer(node.inputs[1])
   missing: list[int] = []
@@ -39,15 +38,13 @@ def flatten(scope: Scope, node: gs.Node) -> Outcome:
   part = None if inner is None else scope.producer(inner.node.inputs[0])
   if inner is None or part is None or not part.inputs or part.inputs[0] is not node.inputs[0]:
     return None
-  taken = _part(scope, part, missing)
-  if taken is None:
+  if (taken := _part(scope, part, missing)) is None:
     return None
   shape = scope.shape(node.inputs[0])
   if shape is None or _wrapped(taken, shape) != _wrapped(outer.slices, shape):
     return Missed(node, f"{label(part)} takes {taken} of '{part.inputs[0].name}', not {outer.slices}")
   for value, readers in ((inner.node.outputs[0], [between or node]), (node.inputs[1], [node])):
-    used = scope.used_beyond(value, readers)
-    if used:
+    if used := scope.used_beyond(value, readers):
       return Missed(inner.node, f"{used}, so it has to stay")
   kept = [axis for axis in range(len(shape)) if axis not in missing]  # data's axis of each of the inner update
   merged = dict(outer.slices)
@@ -110,6 +107,4 @@ def _part(scope: Scope, node: gs.Node, missing: list[int]) -> Slices | None:
   return found if inside and all(step > 0 for step in steps) else None
 
 
-NESTED_SLICES = RulePass(
-  name="nested-slices", summary="an update of a slice of a slice becomes one update", rule=flatten
-)
+NESTED_SLICES = RulePass("nested-slices", "an update of a slice of a slice becomes one update", flatten)

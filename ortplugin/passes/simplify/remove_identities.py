@@ -23,8 +23,7 @@ END = 2**31 - 1  # from here on the end of a Slice is that of the tensor, as exp
 
 def remove_identity(scope: Scope, node: gs.Node) -> Outcome:
   """Lets what reads the node's output read its input; a graph output keeps its name."""
-  x = _given_back(scope, node)
-  if x is None:
+  if (x := _given_back(scope, node)) is None:
     return None
   y = node.outputs[0]
   producer = scope.producer(x)
@@ -58,8 +57,7 @@ def _given_back(scope: Scope, node: gs.Node) -> gs.Tensor | None:
 
 def _widened(scope: Scope, cast: gs.Node) -> gs.Tensor | None:
   """The value that a Cast to a wider dtype and this one leave as it was."""
-  maker = scope.producer(cast.inputs[0], "Cast")
-  if maker is None:
+  if (maker := scope.producer(cast.inputs[0], "Cast")) is None:
     return None
   given, wide, back = (scope.dtype(each) for each in (maker.inputs[0], cast.inputs[0], cast.outputs[0]))
   exact = given is not None and given == back and wide is not None and holds(wide, given)

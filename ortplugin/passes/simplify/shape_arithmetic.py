@@ -13,8 +13,7 @@ def compute(scope: Scope, node: gs.Node) -> Outcome:
   handler = _HANDLERS.get(scope.op(node))
   if handler is None or scope.is_output(node.outputs[0]):
     return None
-  value = handler(scope, node)
-  if value is None:
+  if (value := handler(scope, node)) is None:
     return None
   y = node.outputs[0]
   name = label(node)
