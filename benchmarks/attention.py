@@ -260,8 +260,6 @@ def table(record):
 
 
 def measure_all(args, record):
-  import torch
-
   order = [str(case) for case in CASES]
   rows = []
   for case in CASES:
@@ -271,7 +269,6 @@ def measure_all(args, record):
       continue
     rows.append(measure(case))
     timing.free_memory()
-    torch.cuda.empty_cache()
     known = timing.merged(rows, args.out / "attention.json.xz", record["environment"], "case")
     record["rows"] = sorted(known, key=lambda row: order.index(row["case"]))
     yield f"{case}: {timing.shown(rows[-1])} {rows[-1].get('failures', '')}"

@@ -186,23 +186,15 @@ def ratios(case, algorithm, place):
   return [ours / theirs for ours, theirs in zip(rounds["ours"], rounds["torch"], strict=True)]
 
 
-def release():
-  """Gives memory back to the GPU."""
-  import torch
-
-  timing.free_memory()
-  torch.cuda.empty_cache()
-
-
 def measure(case, tuned):
   """One row. `tuned`: how many algorithms are tried."""
   row = measure_contenders(case, tuned)
-  release()
+  timing.free_memory()
   if tuned:
     compared = []
     for place in range(PLACES):
       compared += ratios(case, row["algorithms"]["bare"], place)
-      release()
+      timing.free_memory()
     row["quartiles"] = statistics.quantiles(compared, n=4, method="inclusive")
   return row
 
@@ -216,12 +208,8 @@ def measure_contenders(case, tuned):
   feeds, weights = case.feeds(), case.weights()
   contenders, results, algorithms = {}, {}, {}
   tensors = case.tensors(feeds)
-  blank = torch.empty(
-    (case.batch, case.channels, case.size, case.size),
-    dtype=torch.float16,
-    device="cuda",
-    memory_format=torch.channels_last,
-  )
+  shape = (case.batch, case.channels, case.size, case.size)
+  blank = torch.empty(shape, dtype=torch.float16, device="cuda", memory_format=torch.channels_last)
   first = {name: tensor.float() for name, tensor in tensors[0].items()}
   expected = {"bare": case.alone(**first)}
   expected["fused"] = torch.relu(expected["bare"] + first["b"][:, None, None])

@@ -269,15 +269,12 @@ def table(record):
 
 
 def measure_all(args, record):
-  import torch
-
   cases = [case for case in network_cases() if "networks" in args.only]
   cases += [case for case in sweep_cases(args.rows, args.weights, args.epilogues) if "sweep" in args.only]
   rows = []
   for case in dict.fromkeys(replace(each, dtype=args.dtype) for each in cases):
     rows.append(measure(case, args.tuned))
     timing.free_memory()
-    torch.cuda.empty_cache()
     record["rows"] = timing.merged(rows, args.out / "matmul.json.xz", record["environment"], "case")
     yield f"{case}: {timing.shown(rows[-1])} {rows[-1].get('failures', '')}"
 

@@ -35,10 +35,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 import timing
@@ -193,25 +193,11 @@ def outputs_of(found):
 
 def gpu_microseconds(replays, stream, rounds=ROUNDS):
   """The GPU's time of one replay of each contender: medians of rounds in which they take turns."""
-  import cupy
-
-  wait = cupy.RawKernel(timing._WAIT, "wait")
-  start, end = cupy.cuda.Event(), cupy.cuda.Event()
-
-  def once(replay):
-    with stream:
-      wait((1,), (1,), (np.int64(WAIT_CYCLES),))
-      start.record()
-      for _ in range(REPLAYS):
-        replay()
-      end.record()
-      end.synchronize()
-    return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3 / REPLAYS
-
+  timed = {name: timing.on_the_gpu(stream, replay, REPLAYS, WAIT_CYCLES) for name, replay in replays.items()}
   times = {name: [] for name in replays}
   for number in range(rounds + 2):
-    for name, replay in replays.items():
-      took = once(replay)
+    for name, once in timed.items():
+      took = once() / REPLAYS
       if number >= 2:
         times[name].append(took)
   return {name: statistics.median(values) for name, values in times.items()}
@@ -433,13 +419,7 @@ def write_profile(model, subject, path):
     rows.append({"kernel": same[0].name, "us": round(statistics.median(e.time_range.elapsed_us() for e in same), 2)})
   total = sum(row["us"] for row in rows)
   nodes = [
-    {
-      "name": n.name,
-      "op": n.op_type,
-      "output": n.output[0],
-      "program": _text(n, "program"),
-      "layout": _text(n, "layout"),
-    }
+    {"name": n.name, "op": n.op_type, "output": n.output[0], **{key: _text(n, key) for key in ("program", "layout")}}
     for n in onnx.load_from_string(model).graph.node
   ]
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -541,10 +521,7 @@ def main():
     record = timing.read(args.source)
     records[Case.parse(record["rows"][0]["case"]).group] = record
   for group, cases in {} if args.source else grouped(args.models, args.dtype).items():
-    records[group] = {"environment": timing.environment(args.commit), "rows": []}
-    for line in measure_group(group, cases, args, records[group]):
-      print(line, flush=True)
-      timing.write(group, records[group], args.out, columns=True)
+    records[group] = timing.measured(group, partial(measure_group, group, cases), args)
   for group, record in records.items():
     print(table(record))
     if args.readme:

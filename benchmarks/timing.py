@@ -307,16 +307,21 @@ def run(name, doc, measure, table, options=None, *, on_gpu=True):
   is not lost, as `<name>.json.xz` is written then.
   """
   args = arguments(doc, options or {})
-  if args.source:
-    record = read(args.source)
-  else:
-    record = {"environment": environment(args.commit, on_gpu=on_gpu), "rows": []}
-    for line in measure(args, record):
-      print(line, flush=True)
-      write(name, record, args.out, columns=True)
+  record = measured(name, measure, args, on_gpu=on_gpu)
   print(table(record))
   if args.readme:
     fill_readme(name, table(record))
+
+
+def measured(name, measure, args, **given):
+  """The record that --from names, or the one that `measure` fills as in `run`. `given`: what `environment` takes."""
+  if args.source:
+    return read(args.source)
+  record = {"environment": environment(args.commit, **given), "rows": []}
+  for line in measure(args, record):
+    print(line, flush=True)
+    write(name, record, args.out, columns=True)
+  return record
 
 
 def shown(row):
@@ -356,11 +361,13 @@ def table(record, columns, head, rule, name, last=None):
 
 
 def free_memory():
-  """Gives the GPU back what no array of CuPy holds any more."""
+  """Gives the GPU back what no array of CuPy and no tensor of PyTorch holds any more."""
   import cupy
 
   gc.collect()
   cupy.get_default_memory_pool().free_all_blocks()
+  if torch := pytorch():
+    torch.cuda.empty_cache()
 
 
 def chained(step, x, length):
@@ -520,8 +527,8 @@ _WAIT = """extern "C" __global__ void wait(long long cycles) {
 _WAIT_CYCLES = 1_000_000  # half a millisecond
 
 
-def _on_the_gpu(stream, replay):
-  """A function that replays on a CuPy stream and returns the GPU's microseconds."""
+def on_the_gpu(stream, replay, count=1, wait_cycles=_WAIT_CYCLES):
+  """A function that replays `count` times on a CuPy stream and returns the GPU's microseconds for all."""
   import cupy
 
   wait = cupy.RawKernel(_WAIT, "wait")
@@ -529,9 +536,10 @@ def _on_the_gpu(stream, replay):
 
   def timed():
     with stream:
-      wait((1,), (1,), (np.int64(_WAIT_CYCLES),))
+      wait((1,), (1,), (np.int64(wait_cycles),))
       start.record()
-      replay()
+      for _ in range(count):
+        replay()
       end.record()
       end.synchronize()
     return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3
@@ -568,7 +576,7 @@ def torch_steps(step, feeds):
 
   def capture(count):
     replay, kept = torch_graph(stream, lambda: [step(**feed) for feed in feeds[:count]], lambda: step(**feeds[0]))
-    return _on_the_gpu(cupy.cuda.ExternalStream(stream.cuda_stream), replay), kept[0]
+    return on_the_gpu(cupy.cuda.ExternalStream(stream.cuda_stream), replay), kept[0]
 
   stream = torch.cuda.Stream()
   short, first = capture(1)
@@ -588,7 +596,7 @@ def session_replay(model, feeds, *, plugin, provider_options=None, stream=None):
   provider = {"user_compute_stream": str(stream.ptr), **(provider_options or {})}
   numbered = {f"{name}{number}": array for number, feed in enumerate(feeds) for name, array in feed.items()}
   run, first = _captured(model, numbered, provider, stream, plugin=plugin)
-  return _on_the_gpu(stream, run), first
+  return on_the_gpu(stream, run), first
 
 
 def replayed_outputs(model, feeds, expected=None, *, plugin, provider_options=None, replays=100):

@@ -370,8 +370,7 @@ def table(record, most=None, name="zoo"):
   bad = [name for name, rows in measured.items() if any(verdict(row) in BAD for row in rows)]
   right = [name for name in measured if name not in bad]
   shown = right if most is None else _least_and_most(measured, right, most)
-  for case in (*bad, *shown):
-    lines.append(_case_line(case, measured[case], bold=case in bad))
+  lines += [_case_line(case, measured[case], bold=case in bad) for case in (*bad, *shown)]
   verdicts = Counter(verdict(row) for rows in cases.values() for row in rows)
   total = ", ".join(f"{count} {each}" for each, count in verdicts.most_common())
   gains = _gains(row for rows in measured.values() for row in rows)
@@ -498,16 +497,8 @@ def _problems(cases, most=None):
       reason = (what, why if len(why) <= LONGEST_REASON else why[:LONGEST_REASON] + "...")
       text = name if len(which) == len(rows) else f"{name} ({', '.join(which)})"
       places.setdefault(reason, []).append(text)
-  order = [
-    *BAD,
-    "not captured",
-    "not judged",
-    "right, but",
-    "measured again, because",
-    "no export",
-    "not run",
-    "not there",
-  ]
+  order = [*BAD, "not captured", "not judged", "right, but"]
+  order += ["measured again, because", "no export", "not run", "not there"]
   sort = sorted(places, key=lambda reason: order.index(reason[0]) if reason[0] in order else len(order))
   lines = []
   for what, why in sort:
@@ -615,13 +606,7 @@ def main():
     counts = Counter(verdict(row) for row in record["rows"])
     print(", ".join(f"{count} {each}" for each, count in counts.most_common()))
     return
-  if args.source:
-    record = timing.read(args.source)
-  else:
-    record = {"environment": timing.environment(args.commit), "rows": []}
-    for text in measure_all(args, record):
-      print(text, flush=True)
-      timing.write("zoo", record, args.out, columns=True)
+  record = timing.measured("zoo", measure_all, args)
   print(table(record))
   print(*(line(row) for row in record["rows"] if verdict(row) in BAD), sep="\n")
   if args.readme:

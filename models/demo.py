@@ -128,11 +128,13 @@ def fused(path, *operators):
   return sum(node.domain == "ortplugin" and node.op_type in operators for node in nodes)
 
 
-def optimize(original, optimized):
-  """Runs the command line tool, whose report goes to the terminal; its exit status."""
+def optimize(console, original, optimized):
+  """Runs the command line tool, whose report goes to the terminal; whether it succeeded."""
   arguments = [str(original), "-o", str(optimized)]
   print(f"\n$ optimize-model {' '.join(arguments)}", flush=True)
-  return optimize_model(arguments)
+  if status := optimize_model(arguments):
+    console.print(f"[red]optimize-model exited with {status}[/red]")
+  return not status
 
 
 def show_neighbours(console, comparison):
@@ -159,9 +161,7 @@ def transformer(console, folder, runs):
   original, optimized = folder / "minilm.onnx", folder / "minilm.fast.onnx"
   onnx.save(minilm.build(), original)
   console.print(f"built {original}: all-MiniLM-L6-v2, {original.stat().st_size / 1e6:.0f} MB")
-  status = optimize(original, optimized)
-  if status != 0:
-    console.print(f"[red]optimize-model exited with {status}[/red]")
+  if not optimize(console, original, optimized):
     return False
 
   feeds = minilm.tokenize(SENTENCES)
@@ -185,9 +185,7 @@ def convolutional(console, folder, runs):
   layers = sum(node.op_type in ("Conv", "Gemm") for node in model.graph.node)
   onnx.save(model, original)
   console.print(f"\nbuilt {original}: light_resnet50 with random weights, {original.stat().st_size / 1e6:.0f} MB")
-  status = optimize(original, optimized)
-  if status != 0:
-    console.print(f"[red]optimize-model exited with {status}[/red]")
+  if not optimize(console, original, optimized):
     return False
 
   (name,) = (each.name for each in onnx.load(optimized, load_external_data=False).graph.input)

@@ -20,8 +20,7 @@ MAX_TOKENS = 256  # the published max_seq_length
 
 def data_folder():
   """The folder with config.json, model.safetensors and tokenizer.json, or None if the package is not installed."""
-  spec = importlib.util.find_spec(PACKAGE)
-  if spec is None or not spec.submodule_search_locations:
+  if (spec := importlib.util.find_spec(PACKAGE)) is None or not spec.submodule_search_locations:
     return None
   return Path(spec.submodule_search_locations[0]) / "model"
 

@@ -291,8 +291,8 @@ def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
 
 # Inputs through which a value goes unchanged: what is an index after them was one before.
 _CARRIED = {
-  **{op: (0,) for op in ("Identity", "Cast", "CastLike", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")},
-  **{op: (0,) for op in ("Expand", "Slice", "Tile", "Split", "Clip", "Pad", "Gather", "GatherND", "GatherElements")},
+  **dict.fromkeys(("Identity", "Cast", "CastLike", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"), (0,)),
+  **dict.fromkeys(("Expand", "Slice", "Tile", "Split", "Clip", "Pad", "Gather", "GatherND", "GatherElements"), (0,)),
   "Where": (1, 2),
 }
 
@@ -330,9 +330,7 @@ def _carried(node: NodeProto, index: int, constants: Mapping[str, int]) -> Itera
 def _table_length(node: NodeProto, index: int, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
   """How many entries the table has that input number `index` of `node` indexes; None if it is no index."""
   table, axis = {
-    ("Gather", 1): (0, _attribute(node, "axis", 0)),
-    ("GatherElements", 1): (0, _attribute(node, "axis", 0)),
-    ("ScatterElements", 1): (0, _attribute(node, "axis", 0)),
+    **{(op, 1): (0, _attribute(node, "axis", 0)) for op in ("Gather", "GatherElements", "ScatterElements")},
     ("GatherND", 1): (0, 0),
     ("ScatterND", 1): (0, 0),
     ("EmbedLayerNormalization", 0): (2, 0),

@@ -19,7 +19,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -134,9 +133,7 @@ class GraphSession:
       raise NotCaptured(reason(error)) from error
     return self
 
-  def __exit__(
-    self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-  ) -> None:
+  def __exit__(self, *_: object) -> None:
     self._close()
 
   def _close(self) -> None:
@@ -211,8 +208,7 @@ class GraphSession:
   def _elements(self, values: Sequence[Any]) -> dict[str, tuple[int, np.dtype[Any]]]:
     found = {}
     for value in values:
-      element = element_type(value.type)
-      if element is None or element[1] == np.dtype(np.object_):
+      if (element := element_type(value.type)) is None or element[1] == np.dtype(np.object_):
         raise NotCaptured(f"'{value.name}' is a {value.type}, which no CUDA graph reads or writes")
       found[value.name] = element
     return found

@@ -31,7 +31,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from ..errors import ModelError
 from ..graph import DOMAIN, TensorType
-from ..graph.messages import standard_opset
+from ..graph.messages import copied, standard_opset
 from ..ops import Operator, find
 from ..report import TunedNode
 from ..session import CUDA, onnxruntime, run, run_on_host
@@ -100,8 +100,7 @@ def tune(
       device_id: of the GPU, on CUDA.
   """
   place = Place(provider, device_id)
-  result = ModelProto()
-  result.CopyFrom(model)
+  result = copied(model)
   nodes = [node for node in model.graph.node if node.domain == DOMAIN]
   if not nodes:
     return result, []
@@ -118,8 +117,8 @@ def tune(
     found.append((node, operator, key))
     alike.setdefault(key, (node, operator, inputs))
 
-  if progress is not None:
-    progress(f"listing the algorithms of {len(alike)} nodes")
+  tell = progress or (lambda _: None)
+  tell(f"listing the algorithms of {len(alike)} nodes")
   jobs: dict[tuple[Any, ...], _Job] = {}
   with ThreadPoolExecutor(os.cpu_count()) as pool:  # cuDNN compiles what it lists
     asked = {
@@ -134,14 +133,12 @@ def tune(
       candidates = _candidates(operator, node, opset, variants)
       jobs[key] = _Job(node, variants, candidates, inputs, weights, outputs)
   if place.is_cuda:
-    if progress is not None:
-      progress(f"compiling {sum(len(job.candidates) for job in jobs.values())} candidates")
+    tell(f"compiling {sum(len(job.candidates) for job in jobs.values())} candidates")
     _compile(model, jobs.values(), place)
 
   choices: dict[tuple[Any, ...], _Choice] = {}
   for number, (key, job) in enumerate(jobs.items(), 1):
-    if progress is not None:
-      progress(f"measuring {job.node.name} ({number} of {len(jobs)})")
+    tell(f"measuring {job.node.name} ({number} of {len(jobs)})")
     choices[key] = _choose(model, job, place)
   replaced: dict[str, list[NodeProto]] = {}
   report = []
@@ -203,8 +200,7 @@ def _candidates(
 
 def _with(node: NodeProto, attributes: Mapping[str, Any]) -> NodeProto:
   """The node with these attributes set."""
-  variant = NodeProto()
-  variant.CopyFrom(node)
+  variant = copied(node)
   kept = [attribute for attribute in variant.attribute if attribute.name not in attributes]
   del variant.attribute[:]
   variant.attribute.extend(kept)
@@ -275,8 +271,7 @@ def _inputs_of(model: ModelProto, nodes: Sequence[NodeProto], feeds: Mapping[str
   fixed = {tensor.name for tensor in model.graph.initializer} - {value.name for value in model.graph.input}
   wanted = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in fixed))
   values = {name: np.asarray(feeds[name]) for name in wanted if name in feeds}
-  probe = ModelProto()
-  probe.CopyFrom(model)
+  probe = copied(model)
   produced = [name for name in wanted if name not in values]
   present = {value.name for value in probe.graph.output}
   known = {value.name: value for value in probe.graph.value_info}
@@ -383,8 +378,7 @@ def _copies(model: ModelProto, job: _Job, name: str, count: int) -> ModelProto:
   nodes, values, results = [], [], []
   for copy in range(count):
     for each in job.candidates[name]:
-      renamed = NodeProto()
-      renamed.CopyFrom(each)
+      renamed = copied(each)
       renamed.name = f"{each.name}#{copy}"
       for names in (renamed.input, renamed.output):
         for index, value in enumerate(names):

@@ -38,8 +38,7 @@ def constant(scope: Scope, tensor: gs.Tensor, what: str) -> Array:
   """The floating point value of a constant that no caller may override. Raises NotFoldableError if it is none."""
   if attached(tensor, "initial") is not None:
     raise NotFoldableError(f"a caller may override {what}, '{tensor.name}', which is a graph input")
-  array = scope.constant(tensor, ELEMENTS)
-  if array is None or scope.dtype(tensor) in (None, "bool"):
+  if (array := scope.constant(tensor, ELEMENTS)) is None or scope.dtype(tensor) in (None, "bool"):
     raise NotFoldableError(f"{what}, '{tensor.name}', is no constant")
   return array
 

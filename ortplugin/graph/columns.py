@@ -81,16 +81,14 @@ def _unsqueeze(scope: Scope, node: gs.Node) -> Column | None:
 
 def _expand(scope: Scope, node: gs.Node) -> Column | None:
   x, y = node.inputs[0], node.outputs[0]
-  inner = trace(scope, x)
-  if inner is None or inner.axis is None:
+  if (inner := trace(scope, x)) is None or inner.axis is None:
     return inner
   axis = inner.axis + (scope.rank(y) or 0) - (scope.rank(x) or 0)
   own = extent(scope, x, inner.axis)
   # A vector that may have one element may be stretched along its own axis: then it would be no vector.
   if (isinstance(own, int) and own != 1) or own == extent(scope, y, axis):
     return Column(axis, inner.vector)
-  target = extents(scope, node.inputs[1])
-  if target is None or axis < 0:
+  if (target := extents(scope, node.inputs[1])) is None or axis < 0:
     return None
   at = axis - (scope.rank(y) or 0) + len(target)
   return Column(axis, inner.vector) if at < 0 or target[at] in (1, own) else None

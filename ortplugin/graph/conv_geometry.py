@@ -49,6 +49,10 @@ class ConvAttributes:
         return len(values)
     return None if self.pads is None else len(self.pads) // 2
 
+  def step(self, axis: int) -> tuple[int, int]:
+    """Stride and dilation along a spatial axis."""
+    return _at(self.strides, axis, 1), _at(self.dilations, axis, 1)
+
   def fail(self, reason: str) -> ModelError:
     """The error that names the node."""
     return ModelError(f"{self.where}: {reason}")
@@ -78,8 +82,7 @@ def read_attributes(node: onnx.NodeProto, transposed: bool = False) -> ConvAttri
   given = {each.name: each for each in node.attribute}
 
   def get(name: str, kind: int) -> onnx.AttributeProto | None:
-    attribute = given.get(name)
-    if attribute is not None and attribute.type != kind:
+    if (attribute := given.get(name)) is not None and attribute.type != kind:
       wanted = onnx.AttributeProto.AttributeType.Name(kind)
       raise ModelError(f"{where}: the attribute '{name}' has another type than the operator gives it, {wanted}")
     return attribute
@@ -159,7 +162,7 @@ def pads_of(attributes: ConvAttributes, size: Dim, kernel: Dim, axis: int) -> tu
     return attributes.pads[axis], attributes.pads[axis + len(attributes.pads) // 2]
   if not isinstance(kernel, int):
     return None
-  stride, dilation = _at(attributes.strides, axis, 1), _at(attributes.dilations, axis, 1)
+  stride, dilation = attributes.step(axis)
   extent = (kernel - 1) * dilation + 1
   if isinstance(size, int):
     total = max((-(-size // stride) - 1) * stride + extent - size, 0)
@@ -189,7 +192,7 @@ def transposed_pads_of(attributes: ConvAttributes, size: Dim, kernel: Dim, axis:
 
 def _whole_size(attributes: ConvAttributes, size: int, kernel: int, axis: int) -> int:
   """The size of a ConvTranspose's result before anything is cut off."""
-  stride, dilation = _at(attributes.strides, axis, 1), _at(attributes.dilations, axis, 1)
+  stride, dilation = attributes.step(axis)
   return (size - 1) * stride + _at(attributes.output_padding, axis, 0) + (kernel - 1) * dilation + 1
 
 
@@ -199,7 +202,7 @@ def _at(values: Sequence[int] | None, axis: int, absent: int) -> int:
 
 def out_size(attributes: ConvAttributes, size: Dim, kernel: Dim, axis: int) -> Dim:
   """One spatial size of the result. Raises ModelError where the kernel is larger than the padded input."""
-  stride, dilation = _at(attributes.strides, axis, 1), _at(attributes.dilations, axis, 1)
+  stride, dilation = attributes.step(axis)
   if attributes.transposed:
     return _transposed_size(attributes, size, kernel, axis)
   pads = pads_of(attributes, size, kernel, axis)
@@ -221,7 +224,7 @@ def out_size(attributes: ConvAttributes, size: Dim, kernel: Dim, axis: int) -> D
 def _transposed_size(attributes: ConvAttributes, size: Dim, kernel: Dim, axis: int) -> Dim:
   if attributes.output_shape is not None:
     return attributes.output_shape[axis]
-  stride, dilation = _at(attributes.strides, axis, 1), _at(attributes.dilations, axis, 1)
+  stride, dilation = attributes.step(axis)
   pads = transposed_pads_of(attributes, size, kernel, axis)
   if isinstance(size, int) and isinstance(kernel, int) and pads is not None:
     out = _whole_size(attributes, size, kernel, axis) - sum(pads)
@@ -298,6 +301,6 @@ def windows(attributes: ConvAttributes, x: Sequence[int], w: Sequence[int]) -> t
     assert isinstance(extent, int)
     assert isinstance(out, int)
     assert padding is not None
-    stride, dilation = _at(attributes.strides, axis, 1), _at(attributes.dilations, axis, 1)
+    stride, dilation = attributes.step(axis)
     found.append(Window(extent, stride, dilation, *padding, size, out))
   return tuple(found)

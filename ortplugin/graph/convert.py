@@ -30,7 +30,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from ..errors import ModelError
 from .domains import DEFAULT_DOMAINS
-from .messages import copy_fields, without_initializers
+from .messages import copied, copy_fields, without_initializers
 from .order import topological_order
 from .shapes import Dim, Shape
 
@@ -289,13 +289,6 @@ def constants_of(graph: gs.Graph) -> dict[str, gs.Constant]:
 def is_retyped(tensor: gs.Tensor) -> bool:
   """Whether a pass changed the tensor's dtype."""
   return bool(attached(tensor, "retyped"))
-
-
-def copied(message: Any) -> Any:
-  """A copy of a message."""
-  copy = type(message)()
-  copy.CopyFrom(message)
-  return copy
 
 
 def tensor_proto(constant: gs.Constant) -> onnx.TensorProto:

@@ -60,7 +60,7 @@ def _tell_by_reshape(scope: Scope, node: gs.Node) -> None:
   readers = scope.consumers(result)
   if len(readers) == 1 and scope.op(readers[0]) == "Reshape" and _integers(readers[0], 1) == list(shape):
     return
-  made = gs.Variable(scope.unique(f"{result.name}_made"), result.dtype, shape)
+  made = scope.like(result, "made", shape)
   node.outputs[0] = made
   wanted = scope.add_constant(np.array(shape, np.int64), f"{result.name}_shape")
   scope.insert_after(gs.Node("Reshape", scope.unique(f"{result.name}/Reshape"), {}, [made, wanted], [result]), node)

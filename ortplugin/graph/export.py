@@ -12,7 +12,6 @@ from .convert import (
   attached,
   attribute_proto,
   constants_of,
-  copied,
   domain_name,
   is_retyped,
   plain_value,
@@ -22,6 +21,7 @@ from .convert import (
 )
 from .disputed import disputed
 from .domains import DOMAIN
+from .messages import copied
 
 IN_PLACE = ("ScatterND", "ScatterElements", "UpdateSlice")  # ours that may work in the memory of their first input
 
@@ -31,8 +31,7 @@ def export_model(graph: gs.Graph, original: onnx.ModelProto) -> onnx.ModelProto:
 
   What no pass touched comes back as it was. The domain `ortplugin` is imported if and only if a node uses it.
   """
-  model = onnx.ModelProto()
-  model.CopyFrom(original)
+  model = copied(original)
   _export_graph(graph, model.graph, frozenset(), _used_tensors(graph))
   used = {domain_name(node.domain or "") for each in all_graphs(graph) for node in each.nodes}
   imported = {domain_name(each.domain) for each in model.opset_import}
@@ -172,7 +171,7 @@ def _with_dtype(info: onnx.ValueInfoProto, tensor: gs.Tensor | None) -> onnx.Val
   """The description with the dtype of the tensor, if one is given."""
   if tensor is None:
     return info
-  result: onnx.ValueInfoProto = copied(info)
+  result = copied(info)
   result.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
   return result
 

@@ -20,8 +20,7 @@ def extent(scope: Scope, tensor: gs.Tensor, axis: int) -> Extent:
     return dim
   node, rank = scope.producer(tensor), scope.rank(tensor) or 0
   if node is not None and scope.op(node) == "Unsqueeze":
-    new = unsqueezed_axes(scope, node)
-    if new is not None and axis in new:
+    if (new := unsqueezed_axes(scope, node)) is not None and axis in new:
       return 1
     if new is not None and scope.rank(node.inputs[0]) == rank - len(new):
       return extent(scope, node.inputs[0], [each for each in range(rank) if each not in new].index(axis))
@@ -87,8 +86,7 @@ def extents(scope: Scope, shape: gs.Tensor) -> list[Extent] | None:
 
 def _number(scope: Scope, tensor: gs.Tensor) -> Extent | None:
   """The length that a tensor of one element holds; None if it is not known to be one."""
-  node = scope.producer(tensor)
-  if node is None or not node.inputs:
+  if (node := scope.producer(tensor)) is None or not node.inputs:
     return None
   held = extents(scope, node.inputs[0])
   if held is not None and scope.op(node) == "Gather" and (at := scope.scalar(node.inputs[1])) is not None:

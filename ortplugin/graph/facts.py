@@ -172,6 +172,10 @@ class Scope:
     """
     return self._names.take(name)
 
+  def like(self, tensor: gs.Tensor, suffix: str, shape: Shape | None) -> gs.Variable:
+    """A new tensor of this one's dtype and of `shape`, named after it."""
+    return gs.Variable(self.unique(f"{tensor.name}_{suffix}"), tensor.dtype, shape)
+
   def replace(self, old: Sequence[gs.Node], new: gs.Node | Sequence[gs.Node], outputs: Sequence[gs.Tensor]) -> None:
     """Puts `new`, one node or as many as `old` at most, in the place of `old`; the last takes over their `outputs`.
 

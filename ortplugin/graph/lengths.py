@@ -209,13 +209,11 @@ class _Lengths:
     if op == "Transpose":
       return self.length(x, [int(each) for each in node.attrs.get("perm") or reversed(range(rank))][axis])
     if op == "Unsqueeze":
-      new = unsqueezed_axes(scope, node)
-      if new is None or axis in new:
+      if (new := unsqueezed_axes(scope, node)) is None or axis in new:
         return None if new is None else ONE
       return self.length(x, [each for each in range(rank) if each not in new].index(axis))
     if op == "Expand":
-      values = self.shape_of(node.inputs[1])
-      if values is None or Length(-1) in values:
+      if (values := self.shape_of(node.inputs[1])) is None or Length(-1) in values:
         return None
       return self._broadcast([x], rank, axis, values[axis - rank] if len(values) >= rank - axis else ONE)
     if op in PRODUCTS and rank >= 2:
@@ -251,8 +249,7 @@ class _Lengths:
     if lengths[axis] is not None or values[axis] != Length(-1):
       return lengths[axis]
     rest = [each for index, each in enumerate(lengths) if index != axis]
-    given = self.dims(x)
-    if given is None or any(each is None for each in rest):
+    if (given := self.dims(x)) is None or any(each is None for each in rest):
       return None
     return product(given).over(product([each for each in rest if each is not None]))
 

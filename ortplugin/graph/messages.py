@@ -1,8 +1,18 @@
 """ONNX messages as they are in a file: walks over their parts, and copies without one of them."""
 
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+Message = TypeVar("Message", bound=Any)
+
+
+def copied(message: Message) -> Message:
+  """A copy of a message."""
+  copy: Message = type(message)()
+  copy.CopyFrom(message)
+  return copy
 
 
 def walk_graphs(graph: GraphProto) -> Iterator[GraphProto]:

@@ -132,8 +132,7 @@ def _operand(writer: Writer, node: gs.Node, tensor: gs.Tensor, hint: str, dtype:
 
 def _adds_no_dimension(scope: Scope, node: gs.Node, tensor: gs.Tensor) -> bool:
   """Whether the result keeps its rank without this input: one of shape [1, 1, 1] may have more dimensions."""
-  rank = scope.rank(tensor)
-  if rank is None or rank == 0:
+  if (rank := scope.rank(tensor)) is None or rank == 0:
     return rank == 0
   return any((scope.rank(t) or 0) >= rank and scope.scalar(t) is None for t in node.inputs if not t.is_empty())
 

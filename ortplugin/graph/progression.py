@@ -41,8 +41,7 @@ def progression(scope: Scope, vector: Vector, size: int | None) -> Progression |
     return Progression(vector, 1)
   if (constant := scope.constant(vector)) is not None:
     return _of_array(constant.reshape(-1), size)
-  node = scope.producer(vector)
-  if node is None or scope.rank(vector) != 1:
+  if (node := scope.producer(vector)) is None or scope.rank(vector) != 1:
     return None
   op = scope.op(node)
   if op == "Range":
@@ -58,8 +57,7 @@ def is_non_negative(scope: Scope, tensor: gs.Tensor, depth: int = SAFE_DEPTH) ->
   """Whether no element can be negative, overflow aside."""
   if (constant := scope.constant(tensor)) is not None:
     return constant.dtype.kind in "iub" and bool((constant >= 0).all())
-  node = scope.producer(tensor)
-  if node is None or depth == 0:
+  if (node := scope.producer(tensor)) is None or depth == 0:
     return False
   op = scope.op(node)
   if op in NEVER_NEGATIVE:

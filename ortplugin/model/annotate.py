@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 from onnx import AttributeProto, helper
 
 from ..errors import ModelError
-from ..graph import Dim, Shape, TensorType, attached
+from ..graph import Dim, Shape, TensorType, attached, walk_graphs
 from ..graph.certainty import DECLARED, GENERATED, INFERRED, PROVED, Certainty, is_generated
 from ..graph.convert import all_graphs, node_proto, opset_of, type_of, value_info
 from ..graph.domains import DEFAULT_DOMAINS
@@ -141,7 +141,8 @@ def _infer(graph: gs.Graph, certainty: Certainty, given: int | None = None) -> N
       hide(node)
   _skeleton(graph, model.graph, certainty, given)
   # One node of a domain that is not imported, as what passes make is, and onnx infers nothing at all.
-  used = {node.domain for node in _nodes_of(model.graph)} | {n.domain for f in model.functions for n in f.node}
+  parts = (*walk_graphs(model.graph), *model.functions)
+  used = {node.domain for part in parts for node in part.node}
   missing = used - {each.domain for each in imports} - set(DEFAULT_DOMAINS)
   model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(missing))
   try:
@@ -179,20 +180,9 @@ class _Names:
 
 
 def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
-  for info in (*graph.input, *graph.output, *graph.value_info):
-    yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim if dim.dim_param)
-  for node in graph.node:
-    for attribute in node.attribute:
-      if attribute.type == AttributeProto.GRAPH:
-        yield from _names_in(attribute.g)
-
-
-def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-  for node in graph.node:
-    yield node
-    for attribute in node.attribute:
-      if attribute.type == AttributeProto.GRAPH:
-        yield from _nodes_of(attribute.g)
+  for each in walk_graphs(graph):
+    for info in (*each.input, *each.output, *each.value_info):
+      yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim if dim.dim_param)
 
 
 def _skeleton(graph: gs.Graph, target: onnx.GraphProto, certainty: Certainty, given: int | None) -> None:

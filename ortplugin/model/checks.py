@@ -6,6 +6,7 @@ checks are split: `check_tensors` looks at every tensor's dtype, shape and data 
 which answers the same questions about names (SSA form, order), attributes, IR version and opsets.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
@@ -65,13 +66,11 @@ UNIMPORTED = ("ai.onnx.ml",)  # what ONNX Runtime takes its newest version of wh
 
 def element_count(dims: Iterable[int], what: str) -> int:
   """The product of `dims`; ModelError when one is negative or the product does not fit 63 bits."""
-  count = 1
   sizes = list(dims)
   for size in sizes:
     if size < 0:
       raise ModelError(f"{what} has the negative dimension {size} in its shape {sizes}; export the model again")
-  for size in sizes:
-    count *= size
+  count = math.prod(sizes)
   if count > MAX_ELEMENTS:
     raise ModelError(f"{what} has the shape {sizes}, whose product overflows 63 bits; export the model again")
   return count
@@ -227,8 +226,7 @@ _UNCHECKED = "unchecked"  # a domain that onnx does not know, so that its checke
 
 def _check_type(value: ValueInfoProto, what: str) -> None:
   """An output's type may be missing, and any shape: ONNX Runtime infers them. An input's type it has to be told."""
-  kind = value.type.WhichOneof("value")
-  if kind is None and what == "input":
+  if (kind := value.type.WhichOneof("value")) is None and what == "input":
     raise ModelError(f"its input '{value.name}' has no type; export the model again")
   if kind == "tensor_type" and value.type.tensor_type.elem_type not in TensorProto.DataType.values()[1:]:
     number = value.type.tensor_type.elem_type

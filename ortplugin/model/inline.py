@@ -19,6 +19,7 @@ from onnx import FunctionProto, ModelProto, NodeProto
 
 from ..errors import ModelError, one_line
 from ..graph import DOMAIN, walk_nodes
+from ..graph.messages import copied
 from ..passes.base import NearMiss
 from .checks import check_structure, skeleton
 
@@ -55,8 +56,7 @@ def inlined(model: ModelProto) -> ModelProto:
   Raises ModelError as check_size does, and onnx's and C++'s errors.
   """
   check_size(model)
-  complete = ModelProto()
-  complete.CopyFrom(model)
+  complete = copied(model)
   functions = {_key(each): each for each in complete.functions}
   for node in walk_nodes(complete):
     if (called := functions.get(_called(node))) is not None:
@@ -110,8 +110,7 @@ def _with_bodies(model: ModelProto) -> ModelProto:
     raise ModelError(f"the call of '{next(iter(left))}' is left")
   made = {name for node in model.graph.node for name in node.output}
   made.update(each.name for each in (*model.graph.input, *model.graph.initializer))
-  result = ModelProto()
-  result.CopyFrom(model)
+  result = copied(model)
   del result.functions[:]
   for target, source in ((result.graph.node, light.graph.node), (result.opset_import, light.opset_import)):
     del target[:]

@@ -21,7 +21,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 
 from ..errors import ModelError
 from ..graph import walk_graphs, walk_nodes
-from ..graph.messages import bodies, without_initializers
+from ..graph.messages import bodies, copied, without_initializers
 
 # Of ONNX Runtime's own, with the one version of each.
 DOMAINS = {
@@ -66,8 +66,7 @@ def normalised(model: ModelProto) -> ModelProto:
   normalise(names)
   if names.SerializeToString(deterministic=True) == before:
     return model
-  result = ModelProto()
-  result.CopyFrom(model)
+  result = copied(model)
   normalise(result)
   return result
 

@@ -283,9 +283,8 @@ def _check_output(path: Path, protect: Iterable[Path]) -> None:
     raise UsageError(f"the output's folder '{path.parent}' does not exist; create it")
   for file in protect:
     # By path, symbolic link or hard link: samefile compares the file itself.
-    if path.exists() and file.exists() and os.path.samefile(path, file):
-      raise UsageError(f"the output '{path}' is the input '{file}'; choose another output")
-    if os.path.realpath(path) == os.path.realpath(file):
+    same = path.exists() and file.exists() and os.path.samefile(path, file)
+    if same or os.path.realpath(path) == os.path.realpath(file):
       raise UsageError(f"the output '{path}' is the input '{file}'; choose another output")
   if path.is_symlink():
     raise UsageError(f"the output '{path}' is a symbolic link; give the path that it leads to")

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import onnx.defs
 import onnx.version_converter
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ..errors import ModelError, one_line
 from ..graph import walk_graphs
-from ..graph.messages import standard_opset
+from ..graph.messages import copied, standard_opset
 from ..ops.decompose import MINIMUM_OPSET
 from . import kept_names
 from .checks import check_structure, skeleton
@@ -132,8 +132,7 @@ def _converted(model: ModelProto, target: int) -> ModelProto:
         _give_dtype(node, body, dtypes)
   _describe(converted.graph, model.graph)
 
-  result = ModelProto()
-  result.CopyFrom(model)
+  result = copied(model)
   del result.graph.node[:]
   result.graph.node.extend(converted.graph.node)
   _keep_types(result.graph, converted.graph, found)
@@ -228,7 +227,7 @@ def _keep_types(graph: GraphProto, converted: GraphProto, found: int) -> None:
   if found < 10:
     made -= {name for node in converted.node if node.op_type == "Dropout" for name in node.output[1:]}
   kept = [each for each in graph.value_info if each.name in made]
-  copies = [ValueInfoProto.FromString(each.SerializeToString()) for each in kept]
+  copies = [copied(each) for each in kept]
   del graph.value_info[:]
   graph.value_info.extend(copies)
 
@@ -277,8 +276,7 @@ def _describe(graph: GraphProto, original: GraphProto) -> None:
   for node in graph.node:
     source = next((makers[name] for name in node.output if name in makers), None)
     if source is None:
-      source = named.get(node.name)
-      if source is None or source.op_type != node.op_type:
+      if (source := named.get(node.name)) is None or source.op_type != node.op_type:
         node.name = ""
         continue
     elif source.name in taken:

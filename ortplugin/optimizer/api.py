@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from ..check.inputs import load_inputs
 from ..errors import ModelError, UsageError, VerificationError
-from ..graph.messages import standard_opset
+from ..graph.messages import copied, standard_opset
 from ..model.checks import check_structure, check_tensors
 from ..model.inline import NAME as INLINE_FUNCTIONS, inline_functions
 from ..model.input_shapes import Shapes, fix_input_shapes
@@ -186,8 +186,7 @@ def _rewrite(
   if report.changes or options.input_shapes:
     report.functions, report.opset = prepared.functions, prepared.opset
   elif prepared.differs:  # nothing to do is nothing changed
-    optimized = ModelProto()
-    optimized.CopyFrom(original)
+    optimized = copied(original)
   asked_for = Stage.TF32 | Stage.EXACT
   names = [step.name for step in passes if not stage_of(step) & asked_for]
   return optimized, start, stages, (INLINE_FUNCTIONS, *names)
@@ -216,8 +215,7 @@ def _prepare(original: ModelProto, options: Options, target: Precision | None) -
   if target is not None and target.dtype == BFLOAT16:
     start = upgraded = upgrade(inlined, BFLOAT16_OPSET, "which bfloat16 needs")
   if options.input_shapes:
-    start = ModelProto()
-    start.CopyFrom(upgraded)
+    start = copied(upgraded)
     fix_input_shapes(start, options.input_shapes)
   versions = None if upgraded is inlined else (standard_opset(inlined), standard_opset(upgraded))
   return _Prepared(start, upgraded is not original, functions, versions, misses)

@@ -152,8 +152,7 @@ class Program:
     for each in self.statements:
       each = replace(each, operands=tuple(same.get(x, x) if isinstance(x, str) else x for x in each.operands))
       if each.op == "Cast":
-        inner = makers.get(each.names[0])
-        if inner is not None and inner.op == "Cast":
+        if (inner := makers.get(each.names[0])) is not None and inner.op == "Cast":
           given, middle = self.dtypes[inner.names[0]], self.dtypes[inner.name]
           if _is_step(given, middle, self.dtypes[each.name]):
             each = replace(each, operands=inner.operands)

@@ -141,8 +141,7 @@ def _summary(data: Data) -> str:
 
 
 def _time(data: Data) -> str:
-  profile = data["profile"]
-  if profile is None or profile["skipped"]:
+  if (profile := data["profile"]) is None or profile["skipped"]:
     why = profile["skipped"] if profile else "operators are timed where changes are verified"
     return _note(f"Not measured: {why}.")
   sides = [side for side in (profile["original"], profile["optimized"]) if side]

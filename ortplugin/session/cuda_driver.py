@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -134,9 +133,7 @@ class Gpu:
       raise
     return self
 
-  def __exit__(
-    self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-  ) -> None:
+  def __exit__(self, *_: object) -> None:
     driver = _driver()  # after an error everything here may fail, too, and that error is the one to show
     for stream in self._streams:
       driver.cuStreamSynchronize(stream)

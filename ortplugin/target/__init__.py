@@ -54,8 +54,7 @@ def read(path: Path) -> Target:
     name, capability, text = head[1], (int(head[2]), int(head[3])), text[head.end() :]
   limits: dict[str, Limit] = {}
   while text:
-    line = _LIMIT.match(text)
-    if line is None or line[1] in limits:
+    if (line := _LIMIT.match(text)) is None or line[1] in limits:
       what = "stands there twice" if line else "is no limit; the lines above in h200.def say what one is"
       raise ValueError(f"{path.name}: '{text.partition(chr(10))[0]}' {what}")
     limits[line[1]] = Limit(line[1], _number(line[2]), *line.groups()[2:])

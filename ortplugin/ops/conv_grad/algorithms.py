@@ -22,8 +22,7 @@ def variants(
   """
   given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
   wanted = [ATTRIBUTES[name] for name in gradient.gradients if name in ATTRIBUTES]
-  described = text_of(node, inputs, [False] * len(inputs))
-  if described is None or not wanted:
+  if (described := text_of(node, inputs, [False] * len(inputs))) is None or not wanted:
     return ()
   lines = [line.partition("=") for line in ask(node, described, device_id)]
   return [

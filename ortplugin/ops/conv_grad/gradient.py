@@ -217,8 +217,7 @@ def _check(where: str, gradient: Gradient, shapes: Shapes) -> None:
   if small is None or large is None:
     return
   for axis, (a, b) in enumerate(zip(small[2:], large[2:], strict=True)):
-    least = gradient.large(axis, a)
-    if least is None or not isinstance(b, int):
+    if (least := gradient.large(axis, a)) is None or not isinstance(b, int):
       continue
     room = gradient.strides[axis]
     if gradient.transposed:  # where output_padding may be as large

@@ -71,8 +71,7 @@ def _is_sum(program: Program, cast: Statement) -> bool:
 
 def sum_of(program: Program, result: str) -> Statement | None:
   """The SumTo that the result is, or is a Cast of; None for a result of the shape S."""
-  statement = program.statement(result)
-  if statement is not None and statement.op == "Cast":
+  if (statement := program.statement(result)) is not None and statement.op == "Cast":
     maker = program.statement(statement.names[0])
     statement = maker if maker is not None and maker.op == "SumTo" else statement
   return statement if statement is not None and statement.op == "SumTo" else None

@@ -178,8 +178,7 @@ def part_of(axis: Axis, start: int, count: int, total: int) -> Axis | None:
   """An axis of `total` elements of which `axis` is the part of `count` from `start` on; None if it can't be said."""
   if start == 0 and count == total:
     return axis
-  terms = flat((axis,))
-  if terms is None or length(terms) != Length(count):
+  if (terms := flat((axis,))) is None or length(terms) != Length(count):
     return None
   if count and start % count == 0 and total % count == 0:
     return (Term(None, start // count, Length(total // count)), *terms)

@@ -179,8 +179,7 @@ def _used_beside(scope: Scope, core: Core) -> str | None:
 def _choose(core: Core, found: _Reads) -> _Choice | str:
   """The division into batch and heads that leaves the fewest views; or why there is none."""
   for name, atom in (("queries and keys", core.head), ("values", core.value)):
-    size = size_of(atom.leaves())
-    if size is None or not 1 <= size <= LARGEST_HEAD:
+    if (size := size_of(atom.leaves())) is None or not 1 <= size <= LARGEST_HEAD:
       return f"the head size of {name} is {'unknown' if size is None else size}, not one of 1 to {LARGEST_HEAD}"
   leaves = [leaf for atom in core.batch for leaf in atom.leaves()]
   last = len(leaves) - len(core.batch[-1].leaves()) if len(core.batch) > 1 else len(leaves)

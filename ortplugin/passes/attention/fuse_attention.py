@@ -71,8 +71,7 @@ def _has_softmax(scope: Scope, tensor: gs.Tensor) -> bool:
   """Whether a Softmax stands before the tensor, without a product between: most products are told so at once."""
   stack, seen = [tensor], {id(tensor)}
   while stack and len(seen) < FAR:
-    node = scope.producer(stack.pop())
-    if node is None or scope.op(node) in PRODUCTS:
+    if (node := scope.producer(stack.pop())) is None or scope.op(node) in PRODUCTS:
       continue
     if scope.op(node) == "Softmax":
       return True

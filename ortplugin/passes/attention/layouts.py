@@ -36,8 +36,7 @@ def layout_of(axes: Axes, given: Sequence[Length], names: Names, output: bool = 
 
   `output`: of Y, which is written whole and whose sizes all are known from Q and V.
   """
-  groups = _groups(axes, names)
-  if groups is None or not _place_ones(groups, names, output):
+  if (groups := _groups(axes, names)) is None or not _place_ones(groups, names, output):
     return None
   if not output and any(len({"b", "s", "d"} & set(group.factors)) > 1 for group in groups):
     return None

@@ -95,8 +95,7 @@ def _where(
 
 def _absorbing(scope: Scope, before: gs.Node, tensor: gs.Tensor, smaller: bool) -> gs.Tensor:
   """Where(mask, bias, -65504) in float16, in which it hides the score that it is added to, in float32."""
-  node = scope.producer(tensor, "Where")
-  if node is None or scope.dtype(tensor) != "float16":
+  if (node := scope.producer(tensor, "Where")) is None or scope.dtype(tensor) != "float16":
     return tensor
   for index, kept in ((2, True), (1, False)):
     filling, condition = scope.scalar(node.inputs[index]), node.inputs[0]

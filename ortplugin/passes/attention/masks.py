@@ -74,8 +74,7 @@ def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str
   first, *rest = merged
   assert first.values is not None
   total = without_repeats(first.values)
-  selected = selection(total)
-  if selected is not None and selected.all():
+  if (selected := selection(total)) is not None and selected.all():
     return Masking(parts=tuple(rest))
   # Beside another mask a row may be masked whole by both, where a finite number is not what -inf is.
   replaces = any(part.mask.filling not in (None, -np.inf) for part in rest)

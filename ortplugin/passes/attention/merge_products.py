@@ -108,8 +108,7 @@ def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed
     return Missed(made, f"a caller may override '{weights.name}', which is a graph input")
   if used := _used(scope, node, nodes):
     return Missed(made, used)
-  weight = scope.constant(weights, ELEMENTS)
-  if weight is None or weight.ndim != 2:
+  if (weight := scope.constant(weights, ELEMENTS)) is None or weight.ndim != 2:
     return None
   weight = weight.T if transposed else weight
   if scope.used_beyond(weights, [made]) and weight.nbytes > COPY_BYTES:

@@ -60,8 +60,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
 
 def _rows(scope: Scope, tensor: gs.Tensor, axis: int) -> tuple[gs.Node, int, int] | None:
   """The Slice that takes the tensor's rows along the axis, forwards and one by one, and which: from, to."""
-  node = scope.producer(tensor, "Slice")
-  if node is None or len(node.inputs) < 4:
+  if (node := scope.producer(tensor, "Slice")) is None or len(node.inputs) < 4:
     return None
   held = [scope.constant(each, 1) for each in node.inputs[1:]]
   numbers = [int(each.reshape(())) for each in held if each is not None and each.size == 1]

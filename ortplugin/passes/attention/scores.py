@@ -64,8 +64,7 @@ class Scores(NamedTuple):
 def softmax_before(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) -> tuple[gs.Node, Axes, Chain] | None:
   """The Softmax that makes these probabilities, the axes of its result, and the nodes between; None without one."""
   while len(chain.nodes) < FAR:
-    node = scope.producer(tensor)
-    if node is None or not node.inputs:
+    if (node := scope.producer(tensor)) is None or not node.inputs:
       return None
     op = scope.op(node)
     chain = replace(chain, nodes=(*chain.nodes, node))
@@ -129,8 +128,7 @@ def _product_dims(scope: Scope, product: Product) -> list[Length] | None:
     for letter, each in zip(operand, dims(scope, tensor) or (), strict=False):
       lengths.setdefault(letter, []).append(each)
   found = [agreed(lengths.get(letter, [])) for letter in product.result]
-  known = dims(scope, product.node.outputs[0])
-  if known is None or len(known) != len(found):
+  if (known := dims(scope, product.node.outputs[0])) is None or len(known) != len(found):
     return None
   return [own or each for own, each in zip(found, known, strict=True)]
 

@@ -105,8 +105,7 @@ def _repeats(scope: Scope, node: gs.Node, width: Dim) -> bool:
   before = scope.shape(node.inputs[0])
   if before is None or len(before) < 2 or before[-1] != 2 or not isinstance(before[-2], int):
     return False
-  made = scope.producer(node.inputs[0])
-  if made is None or width != 2 * before[-2]:
+  if (made := scope.producer(node.inputs[0])) is None or width != 2 * before[-2]:
     return False
   if scope.op(made) == "Expand":
     given = scope.shape(made.inputs[0])

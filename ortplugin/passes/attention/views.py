@@ -45,8 +45,7 @@ def reads(scope: Scope, tensor: gs.Tensor, axes: Axes, scaled: bool) -> list[Rea
 
 def backward(scope: Scope, read: Read, scaled: bool = False) -> Read | None:
   """What the operator that makes the tensor reads, if it is a view; None if it is none or can't be expressed."""
-  node = scope.producer(read.tensor)
-  if node is None or not node.inputs:
+  if (node := scope.producer(read.tensor)) is None or not node.inputs:
     return None
   op, x = scope.op(node), node.inputs[0]
   repeated, factor = read.repeated, read.factor

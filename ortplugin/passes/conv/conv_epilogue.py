@@ -34,7 +34,7 @@ def _draw(scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> gs.N
 
 def _pixels(scope: Scope, conv: gs.Node, tensor: gs.Tensor) -> gs.Variable:
   """What the convolution makes instead of [N, M]: [N, 1, .., M]."""
-  return gs.Variable(scope.unique(f"{tensor.name}_nhwc"), tensor.dtype, scope.shape(conv.outputs[0]))
+  return scope.like(tensor, "nhwc", scope.shape(conv.outputs[0]))
 
 
 CONV_EPILOGUE = ChainPass(

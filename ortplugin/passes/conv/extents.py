@@ -21,8 +21,7 @@ FAR = 256  # operators back from a tensor, at most
 
 def same_lengths(scope: Scope, a: gs.Tensor, b: gs.Tensor) -> bool:
   """Whether both have surely the same shape."""
-  rank = scope.rank(a)
-  if rank is None or rank != scope.rank(b):
+  if (rank := scope.rank(a)) is None or rank != scope.rank(b):
     return False
   return all(extent(scope, a, axis) == extent(scope, b, axis) for axis in range(rank))
 

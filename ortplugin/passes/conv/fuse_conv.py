@@ -20,8 +20,7 @@ KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "out
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:
   """Replaces one Conv or ConvTranspose."""
-  op = FUSED.get(scope.op(node))
-  if op is None or len(node.inputs) < 2:
+  if (op := FUSED.get(scope.op(node))) is None or len(node.inputs) < 2:
     return None
   x, w = node.inputs[:2]
   bias = optional_input(node, 2)
@@ -60,8 +59,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
 
 def _channels(scope: Scope, node: gs.Node, w: gs.Tensor) -> Dim:
   """The channels of the result."""
-  shape = scope.shape(w)
-  if shape is None or len(shape) < 2:
+  if (shape := scope.shape(w)) is None or len(shape) < 2:
     return None
   if scope.op(node) == "Conv":
     return shape[0]

@@ -64,8 +64,7 @@ class _ConvGrad(Core):
     kept, twin = dz, None
     if any(dz is each for each in other.outputs) and scope.used_beyond(dz, [node, other.node]):
       # All that others read of what is replaced needs a place among the outputs; dZ has one alone.
-      twin = named.get("dZ")
-      if twin is not None and scope.is_output(twin):
+      if (twin := named.get("dZ")) is not None and scope.is_output(twin):
         kept, twin = twin, dz
       if twin is not None and scope.is_output(twin):
         raise NotPointwiseError(f"'{kept.name}' and '{twin.name}', one value, are both graph outputs")

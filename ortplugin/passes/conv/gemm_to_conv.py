@@ -44,7 +44,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   conv = conv_node("FusedConv", node.name, attributes, biased(dtype, bias is not None), inputs)
   y = node.outputs[0]
   batch = (scope.shape(pixels) or (None,))[0]
-  made = gs.Variable(scope.unique(f"{y.name}_nhwc"), y.dtype, (batch, *[1] * spatial, len(rows)))
+  made = scope.like(y, "nhwc", (batch, *[1] * spatial, len(rows)))
   labels = labelled(node)
   scope.replace([node], conv, [made])
   view = [made, integers(scope, [0, len(rows)], f"{y.name}_shape")]

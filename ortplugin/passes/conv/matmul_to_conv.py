@@ -28,8 +28,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return Missed(node, f"'{x.name}' and '{w.name}' are not known to have one floating dtype")
   if attached(w, "initial") is not None:
     return Missed(node, f"a caller may override '{w.name}', which is a graph input")
-  weights = scope.constant(w, ELEMENTS)
-  if weights is None or weights.ndim != 2:
+  if (weights := scope.constant(w, ELEMENTS)) is None or weights.ndim != 2:
     return Missed(node, f"'{w.name}' is no constant of two dimensions")
   spatial = (scope.rank(x) or 0) - 2
   rows = scope.add_constant(weights.T.reshape(weights.shape[1], *[1] * spatial, weights.shape[0]), f"{w.name}_rows")
@@ -43,8 +42,7 @@ def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:
   rank, found = scope.rank(tensor), False
   stack, seen = [tensor], {id(tensor)}
   while stack:
-    node = scope.producer(stack.pop())
-    if node is None or len(seen) > FAR:
+    if (node := scope.producer(stack.pop())) is None or len(seen) > FAR:
       return False
     if is_fused_conv(scope, node) or scope.op(node) == f"{DOMAIN}::FusedPool":
       if not is_channels_last(node) or "output_layout" in node.attrs:

@@ -52,7 +52,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     attributes["allow_tf32"] = node.attrs["allow_tf32"]
   conv = conv_node("FusedConv", node.name, attributes, parse(str(node.attrs["program"])), inputs)
   y = node.outputs[0]
-  long = gs.Variable(scope.unique(f"{y.name}_row"), y.dtype, (shape[0], *[1] * len(kernel), prod(kernel) * channels))
+  long = scope.like(y, "row", (shape[0], *[1] * len(kernel), prod(kernel) * channels))
   conv.outputs.append(long)
   scope.insert(conv, node)
   target = integers(scope, [0, *kernel, channels], f"{y.name}_shape")

@@ -22,8 +22,7 @@ def weight_of(scope: Scope, conv: gs.Node) -> tuple[Array, int]:
   weight, groups = constant(scope, tensor, f"the weight of {label(conv)}"), int(conv.attrs.get("group", 1))
   if weight.ndim < 3 or not weight.size or groups < 1 or weight.shape[0] % groups:
     raise NotFoldableError(f"{label(conv)} has weights of shape {list(weight.shape)} in {groups} groups")
-  used = scope.used_beyond(tensor, [conv])
-  if used and weight.nbytes > COPY_BYTES:
+  if (used := scope.used_beyond(tensor, [conv])) and weight.nbytes > COPY_BYTES:
     raise NotFoldableError(f"{used}, so its {weight.nbytes >> 20} MiB would be copied")
   return weight, groups
 

@@ -86,7 +86,7 @@ def _reduction(scope: Scope, node: gs.Node) -> Outcome:
   if best is None:
     return None
   inputs = [best[0].make(node), *node.inputs[1:]]
-  whole = gs.Variable(scope.unique(f"{y.name}_moved"), y.dtype, None)
+  whole = scope.like(y, "moved", None)
   first = gs.Node(node.op, scope.unique(f"{y.name}/{node.op}"), dict(node.attrs), inputs, [whole], node.domain)
   best[1].edit(first)
   scope.insert(first, node)

@@ -89,7 +89,7 @@ def over_all_pixels(scope: Scope, node: gs.Node) -> Plan | None:
     """The pool, then a view without the axes of length 1."""
     output = node.outputs[0]
     shape = (*(scope.shape(output) or (None,))[:1], *[1] * (rank - 2), channels)
-    node.outputs[0] = gs.Variable(scope.unique(f"{output.name}_nhwc"), output.dtype, shape)
+    node.outputs[0] = scope.like(output, "nhwc", shape)
     pooled(layouts, node)
     inputs = [node.outputs[0], integers(scope, [0, channels], f"{output.name}_shape")]
     scope.insert_after(gs.Node("Reshape", scope.unique(f"{output.name}/Reshape"), {}, inputs, [output]), node)

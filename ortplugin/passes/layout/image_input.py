@@ -25,8 +25,7 @@ def read_as_it_comes(scope: Scope, node: gs.Node) -> Outcome:
   transpose = scope.producer(node.inputs[0])
   if transpose is None or not is_perm(scope, transpose, to_last):
     return None
-  shape = scope.shape(transpose.inputs[0])
-  if shape is None or len(shape) != 4:
+  if (shape := scope.shape(transpose.inputs[0])) is None or len(shape) != 4:
     return None
   if not isinstance(shape[1], int) or shape[1] > MOST_CHANNELS:
     return Missed(node, f"its image has {shape[1]} channels; up to {MOST_CHANNELS} are read as they come")

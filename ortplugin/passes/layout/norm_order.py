@@ -104,8 +104,7 @@ def _behind(scope: Scope, steps: Steps) -> Applied | Missed | None:
   rows, order = found
   inputs, order["ordered"] = list(norm.inputs), []
   for index, tensor in enumerate(inputs):
-    own = scope.shape(tensor)
-    if own is not None and own[:-1] == shape[:-1]:
+    if (own := scope.shape(tensor)) is not None and own[:-1] == shape[:-1]:
       order["ordered"].append(index)
     elif own is None or any(dim != 1 for dim in own[:-1]) or len(own) > len(made):
       return Missed(norm, f"'{tensor.name}' of shape {show(own)} is neither of each row nor of all")

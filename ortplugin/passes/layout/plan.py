@@ -75,7 +75,7 @@ class Layouts:
   def made(self, tensor: gs.Tensor) -> gs.Tensor:
     """What a node makes instead of its output `tensor`."""
     scope = self.scope
-    last = gs.Variable(scope.unique(f"{tensor.name}_nhwc"), tensor.dtype, shape_last(scope.shape(tensor)))
+    last = scope.like(tensor, "nhwc", shape_last(scope.shape(tensor)))
     self._last[id(tensor)] = last
     self._old.append((tensor, last))
     return last
@@ -88,7 +88,7 @@ class Layouts:
       self._last[id(tensor)] = maker.inputs[0]
     if id(tensor) not in self._last:
       rank = scope.rank(tensor) or 0
-      output = gs.Variable(scope.unique(f"{tensor.name}_nhwc"), tensor.dtype, shape_last(scope.shape(tensor)))
+      output = scope.like(tensor, "nhwc", shape_last(scope.shape(tensor)))
       scope.insert(self._reordered(tensor, output, to_last(rank)), before)
       self._last[id(tensor)] = output
     return self._last[id(tensor)]
@@ -106,7 +106,7 @@ class Layouts:
     if (array := scope.constant(tensor, ELEMENTS)) is not None:
       return self._constant(tensor, rank, lambda: stripped(np.expand_dims(array, tuple(axes))))
     whole = unsqueeze(scope, before, tensor, axes)
-    output = gs.Variable(scope.unique(f"{tensor.name}_nhwc"), tensor.dtype, shape_last(scope.shape(whole)))
+    output = scope.like(tensor, "nhwc", shape_last(scope.shape(whole)))
     scope.insert(self._reordered(whole, output, to_last(rank)), before)
     return output
 

@@ -190,8 +190,7 @@ def _within(indices: Array, size: int) -> bool:
 
 def _slices(scope: Scope, node: gs.Node, rank: int, rows: int) -> tuple[slice, ...]:
   """What a Slice takes. Raises NotRowsError where that is not known, goes backwards, or divides rows."""
-  found = constant_slices(scope, node, rank)
-  if found is None or rows in found:
+  if (found := constant_slices(scope, node, rank)) is None or rows in found:
     raise NotRowsError
   return tuple(found.get(axis, slice(None)) for axis in range(rank))
 

@@ -74,13 +74,12 @@ def unsqueeze(scope: Scope, node: gs.Node) -> Plan | None:
 
 def lengths(scope: Scope, node: gs.Node) -> Plan | None:
   """Shape: the lengths in the old order are taken from those in the new one."""
-  rank = scope.rank(node.inputs[0])
-  if rank is None or rank < 3:
+  if (rank := scope.rank(node.inputs[0])) is None or rank < 3:
     return None
   order = [to_last(rank).index(axis) for axis in range(rank)][slice(node.attrs.get("start", 0), node.attrs.get("end"))]
 
   def edit(layouts: Layouts, node: gs.Node) -> None:
-    whole = gs.Variable(scope.unique(f"{node.outputs[0].name}_nhwc"), node.outputs[0].dtype, (rank,))
+    whole = scope.like(node.outputs[0], "nhwc", (rank,))
     output = node.outputs[0]
     node.outputs[0] = whole
     for name in ("start", "end"):

@@ -16,8 +16,7 @@ from .fused import WIDTH, Norm, core_dtype, fused_node, over_axes
 def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
   """The normalisation that a match (values 'x' and 'epsilon', tags 'mean' and 'cast') is, or why it is none."""
   x, y = match.values["x"], match.root.outputs[0]
-  reason = unsupported(scope) or floating(scope, x) or floating(scope, y) or unknown_rank(scope, x)
-  if reason:
+  if reason := unsupported(scope) or floating(scope, x) or floating(scope, y) or unknown_rank(scope, x):
     return reason
   axes = [mean_axes(scope, mean, x) for mean in match.tag("mean")]
   for each in axes:

@@ -43,8 +43,7 @@ def between_reshapes(scope: Scope, node: gs.Node) -> Outcome:
     return Missed(node, f"the batch of '{split.outputs[0].name}', {made[0]}, is not surely that of '{x.name}'")
   if not scope.same_shape(x, y) and not _have_one_shape(given, scope.shape(y)):
     return Missed(node, f"'{y.name}' of shape {show(scope.shape(y))} has not surely the shape of '{x.name}'")
-  used = scope.used_beyond(split.outputs[0], [node]) or scope.used_beyond(node.outputs[0], [readers[0]])
-  if used:
+  if used := scope.used_beyond(split.outputs[0], [node]) or scope.used_beyond(node.outputs[0], [readers[0]]):
     return Missed(node, used)
   return _fuse(scope, node, [split, node, readers[0]], x, y, groups, channels // groups)
 

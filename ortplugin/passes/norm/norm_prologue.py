@@ -27,8 +27,7 @@ class _Prologue(NormCore):
     """
     prologue, whole = first.program.prologue, scope.shape(first.outputs[0])
     for parameter, tensor in zip(first.program.parameters, first.inputs, strict=True):
-      maker = scope.producer(tensor)
-      if maker is None or not is_pointwise(scope, maker):
+      if (maker := scope.producer(tensor)) is None or not is_pointwise(scope, maker):
         continue
       normalised = parameter.name in prologue and not _surely_smaller(scope.shape(tensor), whole)
       cheap = scope.op(maker) == "Cast" or _is_one(scope.shape(tensor))

@@ -33,8 +33,7 @@ def fuse_operator(
     if reason := unknown_rank(scope, tensor):
       return missed(reason)
   for name, tensor in zip(("residual", "bias"), x[1:], strict=False):
-    conflict = shape_conflict(scope, name, tensor, x[0]) or _may_be_longer(scope, name, tensor, x[0])
-    if conflict:
+    if conflict := shape_conflict(scope, name, tensor, x[0]) or _may_be_longer(scope, name, tensor, x[0]):
       return missed(conflict)
   dtype, result = scope.dtype(x[0]) or "", scope.dtype(node.outputs[0]) or ""
   # The dtype that the mean is kept in says how precisely the standard computes it; 1 is float32.

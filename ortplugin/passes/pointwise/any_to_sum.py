@@ -59,16 +59,14 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     scope.replace([reader], new, [y])
   if numbers is not bools:
     scope.remove(node)
-    cast = scope.producer(numbers)
-    if cast is not None and not scope.used_beyond(numbers, []):
+    if (cast := scope.producer(numbers)) is not None and not scope.used_beyond(numbers, []):
       scope.remove(cast)
   return Applied(labels, None)
 
 
 def _cast_of(scope: Scope, numbers: gs.Tensor) -> gs.Tensor | None:
   """The bools of which the tensor is a Cast."""
-  maker = scope.producer(numbers, "Cast")
-  if maker is None or maker.inputs[0].dtype != np.bool_:
+  if (maker := scope.producer(numbers, "Cast")) is None or maker.inputs[0].dtype != np.bool_:
     return None
   return maker.inputs[0]
 

@@ -53,7 +53,7 @@ def _moved(scope: Scope, view: gs.Node, chain: list[tuple[gs.Node, int]], shape:
     inputs = [x if index == whole else tensor for index, tensor in enumerate(maker.inputs)]
     outputs = []
     if maker is not chain[0][0]:
-      x = gs.Variable(scope.unique(f"{maker.outputs[0].name}_after"), maker.outputs[0].dtype, shape)
+      x = scope.like(maker.outputs[0], "after", shape)
       outputs = [x]
     new.append(gs.Node(maker.op, maker.name, dict(maker.attrs), inputs, outputs, maker.domain))
   scope.replace([view, *(maker for maker, _ in chain)], new, [view.outputs[0]])
@@ -67,8 +67,7 @@ def _passable(scope: Scope, node: gs.Node) -> bool:
 def _whole(scope: Scope, node: gs.Node, target: Shape) -> int | None:
   """Which operand alone gives the node's shape, if the others repeat over all that becomes `target`; else None."""
   y = node.outputs[0]
-  shape = scope.shape(y)
-  if shape is None or not _passable(scope, node):
+  if (shape := scope.shape(y)) is None or not _passable(scope, node):
     return None
   given = [(index, tensor) for index, tensor in enumerate(node.inputs) if not tensor.is_empty()]
   whole = [index for index, tensor in given if scope.same_shape(tensor, y)]

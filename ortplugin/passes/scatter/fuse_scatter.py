@@ -22,8 +22,7 @@ from .unique import is_unique
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:
   """Replaces a standard scatter; lets one that is ours read a smaller index."""
-  scatter = read_scatter(scope, node)
-  if scatter is None or isinstance(scatter, Missed):
+  if (scatter := read_scatter(scope, node)) is None or isinstance(scatter, Missed):
     return scatter
   op, axis = ("ScatterElements", scatter.axis) if scatter.by_axis else ("ScatterND", None)
   unique = is_unique(scope, scatter)
@@ -43,8 +42,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
 def _smaller(scope: Scope, scatter: ScatterNode) -> gs.Tensor:
   """The indices before they were repeated to the updates' shape."""
   indices = scatter.indices
-  known = scope.constant(indices, INDEX_ELEMENTS)
-  if known is not None and known.size > 1:
+  if (known := scope.constant(indices, INDEX_ELEMENTS)) is not None and known.size > 1:
     small = known
     for axis in range(known.ndim):
       if (small == small.take([0], axis)).all():

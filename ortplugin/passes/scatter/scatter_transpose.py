@@ -52,7 +52,7 @@ def untranspose(scope: Scope, node: gs.Node) -> Outcome:
   both = [perm[axis] for axis in after.attrs["perm"]]
   if both != sorted(both):
     x, y = before.inputs[0], node.outputs[0]
-    new.outputs.append(gs.Variable(scope.unique(f"{y.name}_updated"), y.dtype, scope.shape(x)))
+    new.outputs.append(scope.like(y, "updated", scope.shape(x)))
     scope.insert(new, node)
     new = gs.Node("Transpose", after.name, {"perm": both}, [new.outputs[0]], [])
   scope.replace([node, after], new, [after.outputs[0]])
@@ -61,8 +61,7 @@ def untranspose(scope: Scope, node: gs.Node) -> Outcome:
 
 def _transposed(scope: Scope, tensor: gs.Tensor) -> tuple[gs.Node | None, list[int] | None]:
   """The Transpose that makes the tensor, and its perm."""
-  node = scope.producer(tensor, "Transpose")
-  if node is None or "perm" not in node.attrs:
+  if (node := scope.producer(tensor, "Transpose")) is None or "perm" not in node.attrs:
     return None, None
   return node, list(node.attrs["perm"])
 

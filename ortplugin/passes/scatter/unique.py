@@ -74,8 +74,7 @@ def _of_different_places(scope: Scope, vector: gs.Tensor) -> bool:
   """Whether these are elements of NonZero's or TopK's result for a vector: places in it, none of them twice."""
   while (rearranged := scope.producer(vector, *REARRANGE)) is not None:
     vector = rearranged.inputs[0]
-  node = scope.producer(vector, "NonZero", "TopK")
-  if node is None or scope.rank(node.inputs[0]) != 1:
+  if (node := scope.producer(vector, "NonZero", "TopK")) is None or scope.rank(node.inputs[0]) != 1:
     return False
   return vector is node.outputs[-1]
 

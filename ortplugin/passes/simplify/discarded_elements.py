@@ -20,8 +20,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   """Gives one Cast a constant that it can cast."""
   if scope.op(node) != "Cast" or node.outputs[0].dtype is None or np.dtype(node.outputs[0].dtype).kind not in "iu":
     return None
-  x = scope.constant(node.inputs[0], ELEMENTS)
-  if x is None or x.dtype.kind in "iub":
+  if (x := scope.constant(node.inputs[0], ELEMENTS)) is None or x.dtype.kind in "iub":
     return None
   limits, wide = np.iinfo(node.outputs[0].dtype), x.astype(np.float64)
   fits = np.isfinite(wide) & (wide > limits.min) & (wide < limits.max)
@@ -44,8 +43,7 @@ def _are_discarded(scope: Scope, node: gs.Node, elements: Array) -> bool:
       return False
     if scope.op(node) != "Where":
       continue
-    condition = scope.constant(node.inputs[0], ELEMENTS)
-    if condition is not None and places in ([1], [2]):
+    if (condition := scope.constant(node.inputs[0], ELEMENTS)) is not None and places in ([1], [2]):
       taken = condition if places == [1] else ~condition
       return not (np.broadcast_to(taken, elements.shape) & elements).any()
   return False

@@ -71,7 +71,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     if y is x and indices.ndim:
       break  # it makes what the Gather made
     shape = _with_rows(scope, y, region.axes[id(y)], count)
-    made[id(y)] = gs.Variable(scope.unique(f"{y.name}_rows"), y.dtype, shape)
+    made[id(y)] = scope.like(y, "rows", shape)
     new.outputs.append(made[id(y)])
     scope.insert(new, node)
   if not indices.ndim:
@@ -125,8 +125,7 @@ def _read_whole(y: gs.Tensor, nodes: list[gs.Node], rowed: dict[int, list[int]])
 def _taken(scope: Scope, node: gs.Node, axis: int) -> list[tuple[int, int]] | None:
   """Which operands have the rows, and their axes of rows; None if it does not compute each row from its own."""
   op, y = scope.op(node), node.outputs[0]
-  shape = scope.shape(y)
-  if shape is None or len(node.outputs) != 1:
+  if (shape := scope.shape(y)) is None or len(node.outputs) != 1:
     return None
   if op == "Transpose":
     perm = node.attrs.get("perm") or range(len(shape))[::-1]

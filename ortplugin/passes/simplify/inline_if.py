@@ -15,8 +15,7 @@ def inline(scope: Scope, node: gs.Node) -> Outcome:
   """Puts the nodes of the branch that is taken in the place of an If."""
   if scope.op(node) != "If" or not node.inputs:  # it has none in a branch that was dropped
     return None
-  condition = scope.constant(node.inputs[0], 1)
-  if condition is None or condition.size != 1:
+  if (condition := scope.constant(node.inputs[0], 1)) is None or condition.size != 1:
     return None
   name = "then_branch" if condition.reshape(-1)[0] else "else_branch"
   branch: gs.Graph = node.attrs[name]
@@ -53,8 +52,7 @@ def inline(scope: Scope, node: gs.Node) -> Outcome:
 
 def _can_move(scope: Scope, node: gs.Node, branch: gs.Graph) -> bool:
   """Whether nothing of the branch would have to keep a name or a place that it can't."""
-  proto = attached(branch, "proto")
-  if proto is not None and proto.sparse_initializer:
+  if (proto := attached(branch, "proto")) is not None and proto.sparse_initializer:
     return False
   deeper = {id(tensor) for each in list(all_graphs(branch))[1:] for tensor in each.outputs}
   given = [id(tensor) for tensor in branch.outputs]

@@ -31,8 +31,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if not node.inputs or not is_symmetric(scope, node):
     return None
   for index, tensor in enumerate(node.inputs):
-    expand = scope.producer(tensor, "Expand")
-    if expand is None or is_disputed(scope, expand.inputs[0]):
+    if (expand := scope.producer(tensor, "Expand")) is None or is_disputed(scope, expand.inputs[0]):
       continue
     x, y = expand.inputs[0], node.outputs[0]
     operands = [scope.shape(x if at == index else each) for at, each in enumerate(node.inputs)]
@@ -48,7 +47,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
       and (scope.op(node) != "Cast" or _may_be_expanded(scope, y))
     ):
       node.inputs[index] = x
-      small = gs.Variable(scope.unique(f"{y.name}_small"), y.dtype, given)
+      small = scope.like(y, "small", given)
       node.outputs[0] = small
       dims = integers(scope, [int(dim) for dim in made if isinstance(dim, int)], f"{y.name}_shape")
       scope.insert_after(gs.Node("Expand", scope.unique(f"{y.name}/Expand"), {}, [small, dims], [y]), node)
@@ -68,8 +67,7 @@ def before_views(scope: Scope, node: gs.Node) -> Outcome:
   views: list[gs.Node] = []
   operands: list[gs.Tensor] = []
   for tensor in node.inputs:
-    view = scope.producer(tensor, *VIEWS)
-    if view is not None and equal(scope.shape(tensor), made):
+    if (view := scope.producer(tensor, *VIEWS)) is not None and equal(scope.shape(tensor), made):
       views.append(view)
       operands.append(view.inputs[0])
     elif element_count(scope.shape(tensor)) == 1:
@@ -89,7 +87,7 @@ def before_views(scope: Scope, node: gs.Node) -> Outcome:
   y, view = node.outputs[0], views[0]
   for index, operand in enumerate(operands):
     node.inputs[index] = operand
-  x = gs.Variable(scope.unique(f"{y.name}_whole"), y.dtype, whole)
+  x = scope.like(y, "whole", whole)
   node.outputs[0] = x
   name = scope.unique(f"{y.name}/{view.op}")
   scope.insert_after(gs.Node(view.op, name, dict(view.attrs), [x, *view.inputs[1:]], [y], view.domain), node)

@@ -21,8 +21,7 @@ def narrow(scope: Scope, node: gs.Node) -> Outcome:
   if scope.op(node) != "Concat" or len(node.inputs) <= MOST_INPUTS:
     return None
   inputs = list(node.inputs)
-  whole = max(_beginnings(scope, node), key=lambda other: len(other.inputs), default=None)
-  if whole is not None:
+  if (whole := max(_beginnings(scope, node), key=lambda other: len(other.inputs), default=None)) is not None:
     parts = [whole.outputs[0], *inputs[len(whole.inputs) :]]
   else:
     groups = [inputs[at : at + MOST_INPUTS] for at in range(0, len(inputs), MOST_INPUTS)]

@@ -10,8 +10,7 @@ from ..driver import Applied, Outcome, RulePass
 
 def compute(scope: Scope, node: gs.Node) -> Outcome:
   """Replaces the node by a constant if what it computes is known."""
-  handler = _HANDLERS.get(scope.op(node))
-  if handler is None or scope.is_output(node.outputs[0]):
+  if (handler := _HANDLERS.get(scope.op(node))) is None or scope.is_output(node.outputs[0]):
     return None
   if (value := handler(scope, node)) is None:
     return None
@@ -25,8 +24,7 @@ def compute(scope: Scope, node: gs.Node) -> Outcome:
 
 def _dims(scope: Scope, tensor: gs.Tensor) -> list[Dim] | None:
   """The elements of a value that is a Shape, as far as they are known; None if it is none."""
-  node = scope.producer(tensor, "Shape")
-  if node is None or node.inputs[0].shape is None:
+  if (node := scope.producer(tensor, "Shape")) is None or node.inputs[0].shape is None:
     return None
   return list(node.inputs[0].shape)[slice(node.attrs.get("start", 0), node.attrs.get("end"))]
 

@@ -19,8 +19,7 @@ ELEMENTS = 1 << 22  # of a constant that are looked at
 
 def decide(scope: Scope, node: gs.Node) -> Outcome:
   """Makes an Identity or an Expand of one node, in place."""
-  x = _decided(scope, node)
-  if x is None or x.name in disputed(scope.graph):
+  if (x := _decided(scope, node)) is None or x.name in disputed(scope.graph):
     return None
   if scope.is_constant(x) and not all(scope.is_constant(each) for each in node.inputs):
     return None
@@ -52,8 +51,7 @@ def _decided(scope: Scope, node: gs.Node) -> gs.Tensor | None:
 
 def _uniform(scope: Scope, tensor: gs.Tensor) -> bool | None:
   """What all elements of a constant are; None if they differ, or there are none."""
-  array = scope.constant(tensor, ELEMENTS)
-  if array is None or not element_count(array.shape):
+  if (array := scope.constant(tensor, ELEMENTS)) is None or not element_count(array.shape):
     return None
   first = bool(array.reshape(-1)[0])
   return first if bool((array == first).all()) else None
