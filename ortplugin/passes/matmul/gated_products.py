@@ -11,7 +11,6 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 
 from ...graph import DOMAIN, Scope
-from ...program import Program
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..members import compose
 from .fused import MATMUL, is_product
@@ -49,11 +48,8 @@ def _join(scope: Scope, gate: gs.Node, node: gs.Node) -> Outcome:
   program, inputs = compose([first, second], list(node.outputs))
   stand_ins = [second.inputs[0], first.inputs[0]]  # the product's value, then the gate's
   operands = [each for each in inputs if not any(each is other for other in stand_ins)]
-  if len(operands) + len(stand_ins) != len(inputs):
-    return Missed(node, f"its program does not need '{value.name}'")
   names = {id(tensor): parameter for tensor, parameter in zip(inputs, program.parameters, strict=True)}
-  parameters = tuple(names[id(tensor)] for tensor in [*stand_ins, *operands])
-  ordered: Program = replace(program, parameters=parameters)
+  ordered = replace(program, parameters=tuple(names[id(tensor)] for tensor in [*stand_ins, *operands]))
   attributes = {**node.attrs, "program": str(ordered), "gated": 1}
   new = gs.Node(node.op, node.name, attributes, [*node.inputs[:2], gate.inputs[1], *operands], [], DOMAIN)
   return replaced(scope, [gate, node], new, list(node.outputs))
