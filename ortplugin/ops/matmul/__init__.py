@@ -26,34 +26,33 @@ from ..base import Operator
 from ..conv.algorithms import variants_of
 from ..conv_epilogue import check_attributes, infer_results, read_epilogue
 from ..decompose import Builder, to_onnx
+from ..node_attributes import where_is
 from . import reference as reference_module
 
 NAME = "FusedMatMul"
 
 
+def flag(node: onnx.NodeProto, name: str) -> bool:
+  """An attribute that is 0, as where it is left out, or 1. Raises ModelError that names the node."""
+  given = next((each for each in node.attribute if each.name == name), None)
+  if given is not None and (given.type != onnx.AttributeProto.INT or given.i not in (0, 1)):
+    raise ModelError(f"{where_is(node)}: {name} must be 0 or 1")
+  return given is not None and bool(given.i)
+
+
 def trans_b_of(node: onnx.NodeProto) -> bool:
   """The node's `trans_b`; its other attributes but the program are checked too. Raises ModelError that names it."""
   check_attributes(node)
-  for each in node.attribute:
-    if each.name == "trans_b":
-      if each.type != onnx.AttributeProto.INT or each.i not in (0, 1):
-        raise ModelError(f"node '{node.name}' ({node.op_type}): trans_b must be 0 or 1")
-      return bool(each.i)
-  return False
+  return flag(node, "trans_b")
 
 
 def is_gated(node: onnx.NodeProto, program: Program) -> bool:
   """The node's `gated`. Raises ModelError that names it, also where the program has no such parameter."""
-  given = next((each for each in node.attribute if each.name == "gated"), None)
-  where = f"node '{node.name}' ({node.op_type})"
-  if given is None or (given.type == onnx.AttributeProto.INT and given.i == 0):
-    return False
-  if given.type != onnx.AttributeProto.INT or given.i != 1:
-    raise ModelError(f"{where}: gated must be 0 or 1")
   value, *operands = program.parameters
-  if not operands or operands[0].dtype != value.dtype:
-    raise ModelError(f"{where}: with gated=1 the program's second parameter must be {value.dtype} as its first is")
-  return True
+  gated = flag(node, "gated")
+  if gated and (not operands or operands[0].dtype != value.dtype):
+    raise ModelError(f"{where_is(node)}: with gated=1 the program's second parameter must be {value.dtype}")
+  return gated
 
 
 def program_of(node: onnx.NodeProto) -> Program:
@@ -66,7 +65,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
   trans_b, program = trans_b_of(node), program_of(node)
 
   def shape(a: Shape | None, b: Shape | None) -> Shape | None:
-    where = f"node '{node.name}' ({node.op_type})"
+    where = where_is(node)
     if a == ():
       raise ModelError(f"{where}: A is a scalar; it must have one dimension at least, the last of length K")
     if b is not None and len(b) != 2:
@@ -80,7 +79,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
     weights, gate = inputs[1].shape, inputs[2].shape
     known = [] if weights is None or gate is None else zip(weights, gate, strict=False)
     if any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in known):
-      where = f"node '{node.name}' ({node.op_type})"
+      where = where_is(node)
       raise ModelError(f"{where}: the gate's weights have the shape {show(gate)}; it must be B's, {show(weights)}")
     value = TensorType(inputs[2].dtype, shape(inputs[0].shape, gate))
     inputs = [*inputs[:2], value, *inputs[3:]]

@@ -46,10 +46,8 @@ def parts(node: onnx.NodeProto) -> tuple[onnx.NodeProto, onnx.NodeProto, int]:
       programs[name] = parse(each.s.decode("ascii"))
     except (UnicodeDecodeError, ModelError) as error:
       raise ModelError(f"{where}: {name}: {error}") from error
-  keeps = given.get("keeps_product")
-  if keeps is not None and (keeps.type != AttributeProto.INT or keeps.i not in (0, 1)):
-    raise ModelError(f"{where}: keeps_product must be 0 or 1")
-  if "gated" in given and given["gated"].i != 0:
+  keeps = matmul.flag(node, "keeps_product")
+  if matmul.flag(node, "gated"):
     raise ModelError(f"{where}: gated must be 0, a product with a norm has no gate")
   algorithm = given.get("algorithm")
   if algorithm is not None and (algorithm.type != AttributeProto.STRING or algorithm.s.decode() not in ALGORITHMS):
@@ -57,7 +55,7 @@ def parts(node: onnx.NodeProto) -> tuple[onnx.NodeProto, onnx.NodeProto, int]:
   product, norm = programs["program"], programs["norm"]
   values, inputs = len(product.results), len(product.parameters) + 1
   wanted = inputs + len(norm.parameters) - values
-  kept = values if keeps is not None and keeps.i else 0
+  kept = values if keeps else 0
   if len(node.input) != wanted or len(node.output) != kept + len(norm.results):
     raise ModelError(
       f"{where}: {len(node.input)} inputs and {len(node.output)} outputs, but its programs have {wanted} and "

@@ -37,8 +37,8 @@ def _join(scope: Scope, gate: gs.Node, node: gs.Node) -> Outcome:
   reason = scope.used_beyond(value, [node])
   if len(gate.outputs) > 1:
     reason = reason or f"{gate.name} has several results"
-  elif shapes[0] is None or shapes[0] != shapes[1]:
-    reason = reason or f"the weights '{gate.inputs[1].name}' and '{node.inputs[1].name}' have different shapes"
+  elif None in (shapes[0] or (None,)) or shapes[0] != shapes[1]:
+    reason = reason or f"the weights '{gate.inputs[1].name}' and '{node.inputs[1].name}' may have different shapes"
   elif own[0] != own[1] or own[0]["algorithm"] != "auto":
     reason = reason or f"{gate.name} and {node.name} differ in {', '.join(DEFAULTS)}, or have an algorithm of their own"
   elif first.program.parameters[0].dtype != second.program.parameters[0].dtype:

@@ -2,7 +2,7 @@
 
 import numpy as np
 from onnx import numpy_helper
-from pass_helpers import add_weights, model
+from pass_helpers import add_weights, model, run_pass
 
 DTYPE = np.dtype(np.float16)
 
@@ -26,3 +26,9 @@ def constant(optimized, name):
 
 def attribute(node, name):
   return next(int(each.i) for each in node.attribute if each.name == name)
+
+
+def assert_stays(original, rewrite, reason):
+  """The pass changes nothing, and says why."""
+  _, result = run_pass(original, rewrite, changes=0)
+  assert any(reason in miss.reason for miss in result.near_misses), result.near_misses

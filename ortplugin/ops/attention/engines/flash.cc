@@ -77,7 +77,8 @@ FlashConfig ConfigureFlash(const AttentionProblem& problem, const cuda::DeviceFa
   // slow: Llama's form of 256 tokens takes 422 us in place of 439, T5's encoder of 8x128 232 in place of 244. BERT-base
   // of 1x128, two tiles without a mask, gains nothing.
   constexpr int kWarpsOfMultiprocessor = 8;
-  const int64_t tiles = DivideUp(problem.keys, int64_t{config.block_n});
+  const int64_t seen = problem.window > 0 ? problem.window + Rows(config) : problem.keys;
+  const int64_t tiles = DivideUp(std::min(problem.keys, seen), int64_t{config.block_n});
   const bool is_slow = problem.has_mask || problem.is_rotary();
   for (const auto& [warps, groups] : {std::pair{2, 4}, {4, 2}}) {
     FlashConfig divided = config;

@@ -73,8 +73,8 @@ FlashWgmmaConfig ConfigureFlashWgmma(const AttentionProblem& problem, const cuda
   if (size > 128) return {2, has_extras ? 48 : 80, 2, 1, 1, true};
   if (size > 64) return {2, 128, 2, 2, 1, true};
   // Three warpgroups share keys and values, where these are many and each block has work; one alone, of which a
-  // multiprocessor has two or three, has smaller tiles to divide. In between are two, of whole tiles of 128 queries, or
-  // with half of the keys twice on a multiprocessor. What is best where is measured (attention.py, H100, 2026-11-26).
+  // multiprocessor has two or three, has smaller tiles to divide. In between are two: with 128 keys where queries fill
+  // their tiles, else with 64, twice on a multiprocessor. Measured: attention.py, H100, 2026-11-26.
   constexpr FlashWgmmaConfig kTall{3, 128, 2, 2, 1, true}, kPair{1, 128, 2, 1, 2, true}, kTriple{1, 64, 3, 1, 3, true},
     kDouble{2, 64, 3, 2, 2, true}, kWhole{2, 128, 2, 2, 1, true};
   const bool is_causal = problem.causal != AttentionProblem::Causal::kNone;

@@ -62,8 +62,8 @@ def test_one_that_others_need_stays():
   assert_unchanged(text, [TRANSPOSE_VIEWS])
 
 
-def around_a_split(dims, first, target, last, rank, outputs=""):
-  out, count = ",".join("ABCDE"[:rank]), target.count(",") + 1
+def around_a_split(dims, first, target, last, outputs=""):
+  out, count = ",".join("ABCDE"[: last.count(",") + 1]), target.count(",") + 1
   return f"""g (float[{dims}] x) => (float[{out}] y{outputs}) <int64[{count}] s = {target}> {{
     a = Transpose<perm={first}>(x)  b = Reshape(a, s)  y = Transpose<perm={last}>(b) }}"""
 
@@ -80,7 +80,7 @@ def around_a_split(dims, first, target, last, rank, outputs=""):
   ],
 )
 def test_around_a_split(dims, first, target, last, expected):
-  run_same(around_a_split(dims, first, target, last, last.count(",") + 1), TRANSPOSE_VIEWS, into=expected, changes=1)
+  run_same(around_a_split(dims, first, target, last), TRANSPOSE_VIEWS, into=expected, changes=1)
 
 
 @parametrize(
@@ -98,7 +98,7 @@ def test_around_a_split(dims, first, target, last, expected):
   ],
 )
 def test_around_any_view(dims, first, target, last, expected):
-  text = around_a_split(dims, first, target, last, last.count(",") + 1)
+  text = around_a_split(dims, first, target, last)
   for length in (6, 0) if "N" in dims else (1,):
     run_same(text, TRANSPOSE_VIEWS, N=length, into=expected, changes=1)
 
@@ -177,9 +177,9 @@ def _grouped(generator, factors):
 @parametrize(
   "text",
   [
-    around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 8, 45}", "[0, 2, 1]", 3),  # 12 and 8 have no factor in common
-    around_a_split("N,M,6,12", "[0, 3, 1, 2]", "{0, 3, 4, -1, 6}", "[0, 3, 4, 1, 2]", 5),  # two unknown lengths
-    around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 4, 5, 6}", "[0, 1, 3, 4, 2]", 5, ", float[F,G,H,I] a"),
+    around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 8, 45}", "[0, 2, 1]"),  # 12 and 8 have no factor in common
+    around_a_split("N,M,6,12", "[0, 3, 1, 2]", "{0, 3, 4, -1, 6}", "[0, 3, 4, 1, 2]"),  # two unknown lengths
+    around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 4, 5, 6}", "[0, 1, 3, 4, 2]", ", float[F,G,H,I] a"),
     chain(
       "2,5,3,4,6", QKV + "t = Slice(a, one, two, first)  y = Transpose<0,1,2,4,3>(t)", 5, ", float[F,G,H,I,J] a"
     ),  # as many that move memory
