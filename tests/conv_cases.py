@@ -118,14 +118,15 @@ UNITS = 8.0
 
 
 def expect(case, inputs=None, unit=None):
-  """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's.
+  """What `check` compares with. `unit`: the unit roundoff of factors and value, where it is not that of sums.
 
   A convolution's value may be off by
 
-      c (UNITS + 2 sqrt(K)) sum |x| |w|
+      (UNITS u + 2 sqrt(K) c) sum |x| |w|
 
-  where c is that unit and K the number of products in the sum. Errors of c in each addition add up like a random
-  walk, sqrt(K) of them; a product that is missing or taken twice is about 1/K of the sum and shows. Where the program
+  where u is that unit, c the one of sums, in float32 or double, and K the number of products in a sum. Errors of c in
+  each addition add up like a random walk, sqrt(K) of them; those of the factors do not grow with K. A product that is
+  missing or taken twice is about 1/K of the sum and shows. Where the program
   computes with the value, results may be off by what that error makes of them, beside what each statement adds.
   """
   x, w, *operands = case.inputs() if inputs is None else inputs
@@ -146,13 +147,14 @@ def expect_of(case, value, size, products, operands, unit=None, gate_size=None):
   given = pointwise_cases.Case(case.name, case.text, tuple(each.shape for each in arrays))
   expected = pointwise_cases.expect(given, arrays, unit)
   in_double = program.parameters[0].dtype == "double"
-  compute = UNIT_ROUNDOFF["double" if in_double else "float"] if unit is None else unit
+  compute = UNIT_ROUNDOFF["double" if in_double else "float"]  # of sums; factors and value may have fewer bits
+  share = UNITS * max(unit or 0, compute) + 2 * np.sqrt(products) * compute
   exact = pointwise_reference.values(program, arrays)
   slack = list(expected.slack)
   sizes = [size] if gate_size is None else [size, gate_size]
   for (at, each), sign in itertools.product(enumerate(sizes), (-1, 1)):
     others = list(arrays)
-    others[at] = arrays[at] + sign * compute * (UNITS + 2 * np.sqrt(products)) * each
+    others[at] = arrays[at] + sign * share * each
     moved = pointwise_reference.values(program, others)
     for number, result in enumerate(program.results):
       if result.dtype in FLOATING:
@@ -217,7 +219,15 @@ BESIDE = {
   "value last": "(T c) => (float n, float y) { m = Neg(c) y = Cast<to=float>(c) n = Cast<to=float>(m) }",
   "value in its dtype": "(T c) => (T c, float n) { m = Neg(c) n = Cast<to=float>(m) }",
   "value alone is wide": "(T c) => (float y, T n) { n = Neg(c) y = Cast<to=float>(c) }",
+  "read again": "(T c) => (T s, T y) { s = Relu(c) y = Neg(s) }",
+  "read again, last": "(T c) => (T y, T s) { s = Relu(c) y = Neg(s) }",
+  "read again, in float": "(T c) => (float s, T y) { a = Cast<to=float>(c) s = Neg(a) y = Cast<to=T>(s) }",
 }
+# In float32, in TF32 and not, what has no Cast.
+BESIDE_CASES = [(name, dtype, {}) for name in BESIDE for dtype in ("float16", "bfloat16")]
+BESIDE_CASES += [
+  (name, "float", {"allow_tf32": tf32}) for name in BESIDE if "Cast" not in BESIDE[name] for tf32 in (0, 1)
+]
 
 
 def operand_shape(name, result):

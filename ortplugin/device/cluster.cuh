@@ -47,3 +47,10 @@ DEVICE void store_to_block(float* to, unsigned block, float first, float second)
   *(float2*)to = make_float2(first, second);
 #endif
 }
+#if CLUSTER > 1
+DEVICE void store_to_block(float4* to, unsigned block, float4 x) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address_in_block((float*)to, block)), "f"(x.x),
+    "f"(x.y), "f"(x.z), "f"(x.w)
+    : "memory");
+}
+#endif

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv_cases import CASES, GROUPED, ONE_SIDED, check as check_shared, expect as expect_shared
+from conv_cases import BESIDE, BESIDE_CASES, CASES, GROUPED, ONE_SIDED, check as check_shared, expect as expect_shared
 from node_cases import OPSET, UNIT_ROUNDOFF, planar, typed
 from onnx import helper
 from onnx_models import built, parametrize
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, before_nan, cupy, host, make, python, run_bound, run_case, same_bits
+from gpu.device import at_offset, before_nan, cupy, host, make, poison, python, run_bound, run_case, same_bits
 from gpu.sessions import Trial, check_all, check_capture, check_graph, check_threads
 from ortplugin.graph import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
@@ -352,6 +352,18 @@ def test_images_of_one_pixel(number, program, dtype):
   arrays = conv.arrays()
   for algorithm in algorithms(conv, arrays):
     conv.check(arrays, done_by(conv, algorithm).found(arrays))
+
+
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("name, dtype, given", BESIDE_CASES)
+@parametrize("kernel, filters", [((3, 3), 24), ((1, 1), 32)])
+def test_a_result_beside_another(kernel, filters, name, dtype, given, layout):
+  """By every algorithm, in memory that no right run has filled: cuDNN 9.19 leaves some in float32 unwritten."""
+  pads = {"pads": [size // 2 for size in kernel] * 2}
+  conv = Conv(BESIDE[name], dtype, layout, filters=filters, kernel=kernel, attributes={**pads, **given})
+  arrays = conv.arrays()
+  found = lambda each: done_by(conv, each).found(arrays, **poison.provider_options())  # noqa: E731
+  check_all(("auto", *algorithms(conv, arrays)), lambda each: conv.check(arrays, found(each)))
 
 
 # x, filters, kernel, strides, pads: more on one side than on the other.

@@ -343,21 +343,28 @@ std::string Shown(const PointwiseGraph& graph) {
   return text;
 }
 
-void TestAValueAmongResults() {
-  const auto is_among = [](const std::string& program) {
+void TestResultsThatMayBeLost() {
+  const auto may_lose = [](const std::string& program) {
     Problem problem;
     problem.dtype = DType::kFloat16;
     problem.program = std::make_shared<const Program>(Program::Parse(program));
-    return cudnn::HasWidenedValueAmongResults(problem);
+    return cudnn::MayLoseResult(problem);
   };
   const std::string value = "y = Cast<to=float>(c) ", other = "m = Neg(c) n = Cast<to=float>(m) ";
-  CHECK(is_among("(float16 c) => (float y, float n) { " + value + other + "}"));
-  CHECK(is_among("(float16 c) => (float n, float y) { " + value + other + "}"));
-  CHECK(is_among("(float16 c) => (float16 c, float n) { " + other + "}"));
-  CHECK(is_among("(float16 c) => (float y, float16 m) { " + value + "m = Neg(c) }"));
-  CHECK(!is_among("(float16 c) => (float16 c, float16 m) { m = Neg(c) }"));
-  CHECK(!is_among("(float16 c) => (float y) { " + value + "}"));
-  CHECK(!is_among("(float16 c) => (float n, float16 m) { " + other + "}"));
+  CHECK(may_lose("(float16 c) => (float y, float n) { " + value + other + "}"));
+  CHECK(may_lose("(float16 c) => (float n, float y) { " + value + other + "}"));
+  CHECK(may_lose("(float16 c) => (float16 c, float n) { " + other + "}"));
+  CHECK(may_lose("(float16 c) => (float y, float16 m) { " + value + "m = Neg(c) }"));
+  CHECK(!may_lose("(float16 c) => (float16 c, float16 m) { m = Neg(c) }"));
+  CHECK(!may_lose("(float16 c) => (float y) { " + value + "}"));
+  CHECK(!may_lose("(float16 c) => (float n, float16 m) { " + other + "}"));
+  // In fp32 one that is read again.
+  CHECK(may_lose("(float c, float b) => (float s, float y) { s = Add(c, b) y = Relu(s) }"));
+  CHECK(
+    may_lose("(float16 c, float b) => (float16 y, float s) { a = Cast<to=float>(c) s = Add(a, b) d = Neg(s) "
+             "y = Cast<to=float16>(d) }"));
+  CHECK(!may_lose("(float c, float b) => (float s, float y) { s = Add(c, b) y = Sub(c, b) }"));
+  CHECK(!may_lose("(float16 c, float16 b) => (float16 s, float16 y) { s = Add(c, b) y = Relu(s) }"));
 }
 
 void TestPrograms() {
@@ -444,6 +451,6 @@ int main(int argc, char** argv) {
   TestIdentities();
   TestRotated();
   TestPrograms();
-  TestAValueAmongResults();
+  TestResultsThatMayBeLost();
   return test::Summary();
 }

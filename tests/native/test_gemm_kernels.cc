@@ -57,7 +57,8 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
     const std::string source = GemmSource(program, problem, config);
     std::ostringstream numbers;
     numbers << "tile " << config.tile_m() << "x" << config.tile_n << "x" << config.tile_k << " consumers "
-            << config.consumers << " turns " << config.take_turns << " stages " << config.stages;
+            << config.consumers << " turns " << config.take_turns << " split " << config.split_k << " stages "
+            << config.stages;
     const std::string variant = CheckCompiles(device, source, "gemm", problem, launch, numbers.str());
     // Constant weights, which no kernel writes, and the maps, which are the kernel's own parameters, are read early.
     CHECK_WITH(BeforeWait(source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
@@ -81,9 +82,10 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
         }
 
   // With a gate, whose columns are half of a tile's.
-  for (const auto& [rows, filters] : {std::pair{256, 2816}, {2048, 2816}, {300, 72}, {12608, 3072}, {37, 1002}})
+  for (const auto& [rows, channels, filters] : {std::array{256, 768, 2816}, {2048, 768, 2816}, {300, 768, 72},
+         {12608, 768, 3072}, {37, 768, 1002}, {64, 3072, 776}})
     for (const DType dtype : {kHalf, kFloat}) {
-      Contraction problem = WithRowsAsBatch(Product(dtype, rows, 768, filters));
+      Contraction problem = WithRowsAsBatch(Product(dtype, rows, channels, filters));
       problem.gated = true;
       problem.operands = {{filters}, problem.result()};
       const Program program = ProgramOf({kGated, problem});
@@ -180,6 +182,16 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   // Few rows: gemv for as many weights as it reads in the time of a tile, split_k where sums are long.
   CHECK(entry(Product(kHalf, 2, 768, 768), true) == "gemv" && entry(Product(kHalf, 4, 768, 2304), true) == "gemm");
   CHECK(entry(Product(kHalf, 4, 3072, 768), true) == "split_k" && entry(Product(kHalf, 64, 768, 768), true) == "gemm");
+  // Where tiles are few and sums long, a cluster has one: of two blocks, which leave no multiprocessor over, and more.
+  const auto split_k = [&](int64_t rows, int64_t channels, int64_t filters) {
+    const Contraction problem = Product(kHalf, rows, channels, filters);
+    CHECK(entry(problem, true) == "gemm");
+    const GemmConfig config = ConfigureGemm(problem, device);
+    CHECK(GemmLaunch(problem, config, device).blocks % config.split_k == 0);
+    return config.split_k;
+  };
+  CHECK(split_k(256, 2816, 1024) == 2 && split_k(128, 3072, 768) == 4 && split_k(64, 4096, 1024) == 6);
+  CHECK(split_k(256, 768, 768) == 1 && split_k(1024, 3072, 768) == 1);
   CHECK(
     entry(Product(kHalf, 25088, 96, 288), true) == "gemm" && entry(Product(kHalf, 25088, 96, 384), true) == "conv_1x1");
   // Two warpgroups share wide tiles where sums are long, and take turns only where each has tiles.

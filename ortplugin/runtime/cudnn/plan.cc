@@ -80,10 +80,10 @@ struct Notes {
     if (Has(abi::kNoteReducedPrecisionReduction)) return "it accumulates in less than fp32";
     for (const Fault& fault : kFaults)
       if (fault.engine == engine && fault.direction == problem.direction && fault.has(problem)) return fault.reason;
-    // Of two results in fp32 of operands in fp16, 4 and 7 do not write the one that is the convolution's own value,
-    // which shows where the memory is not that of a right run before. No engine is asked.
-    if (has_epilogue && HasWidenedValueAmongResults(problem))
-      return "it leaves the convolution's value in another dtype beside a second result unwritten, as was measured";
+    // What it computes in is fp32: such a result that is read again is kept in registers, and not written, which shows
+    // where the memory is not that of a right run before (4 and 7 in fp16, others in TF32). No engine is asked.
+    if (has_epilogue && MayLoseResult(problem))
+      return "it leaves one of several results in fp32 unwritten, as was measured";
     // All that are asked for dX of one pixel in groups; what reads no tiles does not.
     if (problem.direction == Direction::kDataGradient && IsOnePixelInGroups(problem) && Has(abi::kNoteTensorCore))
       return kReadsBehindGroups;

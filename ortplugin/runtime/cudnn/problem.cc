@@ -164,15 +164,19 @@ Problem WithIdentity(Problem problem) {
   return problem;
 }
 
-bool HasWidenedValueAmongResults(const Problem& problem) {
+bool MayLoseResult(const Problem& problem) {
   if (problem.program == nullptr || problem.program->results().size() < 2) return false;
   const Program& program = *problem.program;
-  std::set<ValueId> same{program.parameters()[0]};
-  for (const Statement& statement : program.statements())
+  std::set<ValueId> same{program.parameters()[0]}, read;
+  for (const Statement& statement : program.statements()) {
     if (statement.op == Op::kCast && same.count(statement.operands[0]) != 0) same.insert(statement.result);
+    read.insert(statement.operands.begin(), statement.operands.end());
+  }
   const std::vector<ValueId>& results = program.results();
-  return std::any_of(results.begin(), results.end(), [&](ValueId id) { return same.count(id) != 0; }) &&
-    std::any_of(results.begin(), results.end(), [&](ValueId id) { return program.value(id).dtype != problem.dtype; });
+  const auto is_any = [&](auto has) { return std::any_of(results.begin(), results.end(), has); };
+  if (is_any([&](ValueId id) { return program.value(id).dtype == DType::kFloat && read.count(id) != 0; })) return true;
+  return is_any([&](ValueId id) { return same.count(id) != 0; }) &&
+    is_any([&](ValueId id) { return program.value(id).dtype != problem.dtype; });
 }
 
 bool HasIdentity(const Problem& problem) { return problem.program != nullptr && IsIdentity(*problem.program); }

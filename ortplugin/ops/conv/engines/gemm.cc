@@ -21,10 +21,15 @@ constexpr int64_t kStaticShared = 256;  // barriers
 constexpr int kMostStages = 10;
 constexpr int kBand = 16;  // tiles of columns after which blocks go on to the next rows, of twice as many and more
 constexpr int kMostCluster = 8;  // that every GPU with clusters takes
+constexpr int kMostSplit = 6;  // the largest that was measured
 // A product with its norm may take so many microseconds more than alone, and so many times as long, and must keep half
 // of the multiprocessors busy. On an H100 (2026-11-26) BERT-base of 8x128 tokens is 7% faster so, by products of 1.28
 // times the cost, and ViT-B/16 6%; Llama's of 256 rows, 1.7 times in 32 blocks, would be 9% slower.
 constexpr double kNormCost = 3.5, kNormFactor = 1.3;
+
+// Microseconds in which the blocks of a cluster begin together, and exchange the sums of a tile: from 56 products of
+// 128 to 392 rows in fp16 on an H100 (2026-11-27), with a deviation of 0.6.
+constexpr double kExchange = 0.7, kExchangeOfBlock = 0.2;
 
 // Tiles of a kind, and what they cost on an H200 in microseconds. Of a tile of n columns the MMAs of 128 bytes of
 // channels take step + step_n * n, and what else there is to it takes rest + rest_n * n; a launch comes once. Where all
@@ -72,25 +77,34 @@ int64_t Vector(const Contraction& problem) {
   return std::min(16 / Size(problem), problem.group_filters() & -problem.group_filters());
 }
 
-double Cost(const Contraction& problem, const TileKind& kind, int tile_n, const cuda::DeviceFacts& device) {
+// The blocks that are at work at once where `cluster` of them work together. Two have multiprocessors beside each
+// other; of more some multiprocessors are left over, and how many says split_k.cc.
+int64_t Room(int cluster, const cuda::DeviceFacts& device) {
+  return cluster <= 2 ? device.multiprocessors : device.multiprocessors * (cluster <= 4 ? 42 : 40) / 48;
+}
+
+double Cost(
+  const Contraction& problem, const TileKind& kind, int tile_n, int split_k, const cuda::DeviceFacts& device) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   constexpr int kWide = 160;  // what else a thread has in registers leaves too few for operands
   if (Vector(problem) < 4 && (kind.take_turns ? tile_n > 96 : tile_n > kWide)) return kNever;
   // What else a copy holds are the next group's channels, of which 0 times infinity would be NaN.
   const int64_t bytes = problem.group_channels() * Size(problem);
   if (problem.groups > 1 && bytes % kind.bytes_k != 0) return kNever;
-  const auto all = static_cast<double>(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n));
+  const auto all = static_cast<double>(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n) * split_k);
   const auto tiles = static_cast<int64_t>(std::ceil(all / device.multiprocessors));  // of a block
   if (kind.take_turns && tiles == 1) return kNever;  // nobody to take turns with
   // One warpgroup with wide tiles waits for its program between them.
   if (kind.consumers == 1 && tile_n > 128 && tiles > 1) return kNever;
   const double busy = std::min(1.0, all / device.multiprocessors);
-  const double mmas =
-    static_cast<double>(DivideUp(bytes, 128)) * (kind.step + (kind.step_n + kind.crowd_n * busy) * tile_n) +
+  const int64_t copies = DivideUp(DivideUp(bytes, int64_t{kind.bytes_k}), int64_t{split_k});
+  const double mmas = static_cast<double>(std::min(copies * (kind.bytes_k / 128), DivideUp(bytes, 128))) *
+      (kind.step + (kind.step_n + kind.crowd_n * busy) * tile_n) +
     kind.turn_n * busy * tile_n;
   const double rest = kind.rest + kind.rest_n * tile_n;
   const auto count = static_cast<double>(tiles);
-  if (!kind.take_turns) return kind.launch + count * (mmas + rest);
+  const double exchange = split_k > 1 ? kExchange + kExchangeOfBlock * split_k : 0;
+  if (!kind.take_turns) return kind.launch + count * (mmas + rest) + exchange;
   // The tensor cores are what there is least of, or each warpgroup's own tiles.
   const auto own = static_cast<double>(DivideUp(tiles, int64_t{2}));
   return kind.launch + std::max(count * mmas + rest, own * (mmas + rest) + (tiles % 2 == 0 ? mmas : 0));
@@ -100,6 +114,17 @@ int64_t StageBytes(const Contraction& problem, const GemmConfig& config) {
   return (config.tile_m() + config.tile_n) * config.tile_k * Size(problem);
 }
 int64_t StagingBytes(const GemmConfig& config) { return int64_t{config.consumers} * 4 * 16 * kPitch * 4; }
+
+// Chunks of a block: all of a tile, or its share of them.
+int64_t Chunks(const Contraction& problem, const GemmConfig& config) {
+  return DivideUp(DivideUp(Columns(problem, config.tile_n), int64_t{kColumns}), int64_t{config.split_k});
+}
+
+// Where the blocks of a tile leave each other their sums.
+int64_t PartsBytes(const Contraction& problem, const GemmConfig& config) {
+  if (config.split_k == 1) return 0;
+  return config.split_k * (1 + problem.gated) * Chunks(problem, config) * config.consumers * 64 * kColumns * 4;
+}
 
 // Registers of a thread that hold what the program reads for a chunk of columns.
 int64_t OperandRegisters(const Program& program, const Contraction& problem) {
@@ -119,7 +144,7 @@ int64_t OperandRegisters(const Program& program, const Contraction& problem) {
 // How many such chunks fit beside the accumulators, what a norm keeps of them, and some thirty registers more.
 int64_t ChunksAhead(const Program& program, const Contraction& problem, const GemmConfig& config, bool is_normalized) {
   const int64_t tiles = config.take_turns ? 2 : 1;  // of 64 rows
-  const int64_t chunks = tiles * DivideUp(Columns(problem, config.tile_n), int64_t{kColumns});
+  const int64_t chunks = tiles * Chunks(problem, config);
   const int64_t kept = is_normalized ? config.tile_n / 2 + 24 : problem.gated ? 16 : 0;
   const int64_t room = (config.consumers == 2 && !config.take_turns ? 146 : 200) - tiles * config.tile_n / 2 - kept;
   if (Vector(problem) < 4) return 1;
@@ -132,24 +157,30 @@ struct Choice {
 };
 
 // Of tiles in any number, or where `most_cluster` is not 0, of those of which clusters of up to so many blocks have
-// whole rows, each block one tile.
+// whole rows, each block one tile. Of few tiles a cluster may have one.
 Choice FindCheapest(const Contraction& problem, int most_cluster, const cuda::DeviceFacts& device) {
   Choice best{{}, std::numeric_limits<double>::infinity()};
-  const auto consider = [&](const TileKind& kind, int tile_n, int cluster) {
+  const int64_t bytes = problem.channels * Size(problem);
+  const auto consider = [&](const TileKind& kind, int tile_n, int cluster, int split_k) {
     if (tile_n < kind.least_n || tile_n > kind.most_n) return;
-    const double cost = Cost(problem, kind, tile_n, device);
+    const double cost = Cost(problem, kind, tile_n, split_k, device);
     if (cost >= best.cost) return;
     const int tile_k = kind.bytes_k / static_cast<int>(Size(problem));
     const bool rows_first = most_cluster == 0 && Rows(problem) < problem.filters;
-    best = {{tile_n, kind.consumers, tile_k, kind.take_turns, 0, rows_first, cluster}, cost};
+    best = {{tile_n, kind.consumers, tile_k, kind.take_turns, 0, rows_first, cluster, split_k}, cost};
   };
   const auto consider_all = [&](const TileKind& kind) {
     if (most_cluster == 0)
-      for (int tile_n = kind.least_n; tile_n <= kind.most_n; tile_n += kStepN) consider(kind, tile_n, 1);
+      for (int tile_n = kind.least_n; tile_n <= kind.most_n; tile_n += kStepN) {
+        consider(kind, tile_n, 1, 1);
+        const int64_t tiles = Tiles(problem, TileM(1, false), tile_n), copies = DivideUp(bytes, int64_t{kind.bytes_k});
+        for (int split_k = 2; split_k <= std::min<int64_t>(kMostSplit, copies) && kind.consumers == 1; ++split_k)
+          if (problem.groups == 1 && tiles * split_k <= Room(split_k, device)) consider(kind, tile_n, 1, split_k);
+      }
     for (int cluster = 1; cluster <= std::min(most_cluster, kMostCluster) && !kind.take_turns; ++cluster) {
       const int64_t tiles = Tiles(problem, TileM(kind.consumers, false), problem.filters) * cluster;
       if (problem.filters % (int64_t{cluster} * kColumns) == 0 && tiles <= device.multiprocessors)
-        consider(kind, static_cast<int>(std::min<int64_t>(problem.filters / cluster, INT32_MAX)), cluster);
+        consider(kind, static_cast<int>(std::min<int64_t>(problem.filters / cluster, INT32_MAX)), cluster, 1);
     }
   };
   if (Size(problem) == 4)
@@ -160,7 +191,7 @@ Choice FindCheapest(const Contraction& problem, int most_cluster, const cuda::De
 }
 
 int Stages(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device, int64_t rest) {
-  const int64_t room = device.shared_per_block - rest - StagingBytes(config);
+  const int64_t room = device.shared_per_block - rest - StagingBytes(config) - PartsBytes(problem, config);
   return static_cast<int>(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
 }
 
@@ -271,7 +302,8 @@ std::string GemmSource(
        << "#define COLUMNS " << kColumns << "\n"
        << "#define AHEAD " << ChunksAhead(program, problem, config, tail != nullptr) << "\n"
        << "#define VECTOR " << Vector(problem) << "\n"
-       << "#define CLUSTER " << config.cluster << "\n"
+       << "#define SPLIT_K " << config.split_k << "\n"
+       << "#define CLUSTER " << config.cluster * config.split_k << "\n"
        << "#define IS_NORMALIZED " << (tail != nullptr) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kTmaSource << "\n"
@@ -291,10 +323,11 @@ std::string GemmSource(
 }
 
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device) {
-  const int64_t tiles = Tiles(problem, config.tile_m(), config.tile_n);
-  return {static_cast<unsigned>(std::min<int64_t>(tiles, device.multiprocessors)),
+  const int64_t blocks = Tiles(problem, config.tile_m(), config.tile_n) * config.split_k;
+  return {static_cast<unsigned>(std::min<int64_t>(blocks, device.multiprocessors)),
     static_cast<unsigned>(config.consumers * 128 + (config.take_turns ? 128 : 64)),
-    static_cast<unsigned>(config.stages * StageBytes(problem, config) + StagingBytes(config))};
+    static_cast<unsigned>(
+      config.stages * StageBytes(problem, config) + StagingBytes(config) + PartsBytes(problem, config))};
 }
 
 EngineKernel MakeGemm(const Program& program, const Contraction& given, const cuda::DeviceFacts& device) {

@@ -2,7 +2,9 @@
 // each group has tiles of its own
 //
 // Before this text comes what engine.h says, and wgmma.cuh, tma.cuh, cluster.cuh and gemm_epilogue.cuh; with a norm
-// (IS_NORMALIZED) also gemm_norm.cuh: the blocks of a cluster have the tiles of the same rows then, one each.
+// (IS_NORMALIZED) also gemm_norm.cuh: the blocks of a cluster have the tiles of the same rows then, one each. Where
+// tiles are few, a cluster of SPLIT_K blocks shares one: each has a part of K, and adds the sums of a part of the
+// columns.
 //
 // A persistent, warp-specialized GEMM. Two warps of a block are producers: they copy K tiles of x and w into a ring of
 // STAGES, by TMA with the 128-byte swizzle, which rounds fp32 to TF32. The CONSUMERS warpgroups before them multiply,
@@ -15,6 +17,9 @@
 #define TILE_M (64 * M_TILES * SHARERS)
 #define ROW (128 / SIZE)  // channels of a swizzled row
 #define K_TILES ((GROUP_CHANNELS + TILE_K - 1) / TILE_K)
+#define K_PART (SPLIT_K > 1 ? (int)blockIdx.x % SPLIT_K : 0)
+#define FIRST_K (K_TILES * K_PART / SPLIT_K)
+#define END_K (K_TILES * (K_PART + 1) / SPLIT_K)
 #define GROUP_TILES ((GROUP_FILTERS + TILE_COLUMNS - 1) / TILE_COLUMNS)
 #define TILES_N (FILTERS / GROUP_FILTERS * GROUP_TILES)
 #define PRODUCER_WARPS (TAKE_TURNS ? 4 : 2)  // only whole warpgroups give registers away; two of the four do nothing
@@ -37,7 +42,7 @@ struct GemmArguments {
 struct Tiles {
   int rows, tiles_m, next;
   DEVICE explicit Tiles(const Arguments& a)
-    : rows((int)a.batch * IMAGE), tiles_m((rows + TILE_M - 1) / TILE_M), next(blockIdx.x) {}
+    : rows((int)a.batch * IMAGE), tiles_m((rows + TILE_M - 1) / TILE_M), next(blockIdx.x / SPLIT_K) {}
   DEVICE bool exists() const { return next < tiles_m * TILES_N; }
   DEVICE void step(int count = 1) { next += gridDim.x * count; }
 #if !ROWS_FIRST && TILES_N >= 2 * BAND
@@ -83,13 +88,68 @@ struct Producer {
     Ring<STAGES> ring;
     for (int round = 0; tiles.exists(); tiles.step())
 #pragma unroll 1
-      for (int k_tile = 0; k_tile < K_TILES; ++k_tile, ring.step(), ++round) {
+      for (int k_tile = FIRST_K; k_tile < END_K; ++k_tile, ring.step(), ++round) {
         if (round >= STAGES) wait_barrier(empty + ring.stage * 8, ring.phase ^ 1);
         copy(ring, k_tile, tiles);
       }
     if (!OF_X && CONSTANT_WEIGHTS) grid_dependency_wait();
   }
 };
+
+#if SPLIT_K > 1
+// Four sums of a chunk, of those that a block has: by values, since registers have no addresses.
+DEVICE float4 sums_of(const float (&sums)[TILE_N / 2], int number, int block, int product, int i) {
+  float four[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    float x = 0;
+#pragma unroll
+    for (int each = 0; each < SPLIT_K; ++each) {
+      const int from = (number * SPLIT_K + each) * (COLUMNS / 2) + i + j;
+      const float other = from < TILE_COLUMNS / 2 ? sums[product * (TILE_COLUMNS / 2) + from] : 0;
+      x = block == each ? other : x;
+    }
+    four[j] = x;
+  }
+  return {four[0], four[1], four[2], four[3]};
+}
+
+// The whole sums of the block's chunks, which the blocks of a tile add in the same order each time. `parts`: room for
+// what the others send, of a thread beside that of its neighbours.
+DEVICE void add_parts(const float (&sums)[TILE_N / 2], float4* parts, float (&whole)[(1 + GATED) * SUMS]) {
+  constexpr int kThreads = CONSUMERS * 128, kFours = (1 + GATED) * SUMS / 4;
+  const auto part_of = [&](int index, int block) {
+    const int product = index / (SUMS / 4), i = index % (SUMS / 4) * 4;
+    return sums_of(sums, i / (COLUMNS / 2), block, product, i % (COLUMNS / 2));
+  };
+  wait_cluster();  // all blocks have begun
+#pragma unroll
+  for (int other = 1; other < SPLIT_K; ++other) {
+    const int block = K_PART + other < SPLIT_K ? K_PART + other : K_PART + other - SPLIT_K;
+    if (block >= CHUNKS) continue;  // it has none
+#pragma unroll
+    for (int index = 0; index < kFours; ++index)
+      store_to_block(parts + (K_PART * kFours + index) * kThreads + threadIdx.x, block, part_of(index, block));
+  }
+  arrive_cluster();
+  wait_cluster();
+#pragma unroll
+  for (int index = 0; index < kFours; ++index) {
+    const float4 own = part_of(index, K_PART);
+    float4 all = {0, 0, 0, 0};
+#pragma unroll
+    for (int part = 0; part < SPLIT_K; ++part) {
+      float4 some = own;
+      if (part != K_PART) some = parts[(part * kFours + index) * kThreads + threadIdx.x];
+      all = {all.x + some.x, all.y + some.y, all.z + some.z, all.w + some.w};
+    }
+    whole[index * 4] = all.x;
+    whole[index * 4 + 1] = all.y;
+    whole[index * 4 + 2] = all.z;
+    whole[index * 4 + 3] = all.w;
+  }
+}
+#endif
 
 // A warpgroup's rows of the tiles. `shared`: the stages, then each warp's staging. `turns`: the barriers at which
 // warpgroups that take turns wait for each other.
@@ -108,14 +168,15 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
   }
 #pragma unroll 1
   for (int turn = 0; tiles.exists(); tiles.step(TAKE_TURNS ? CONSUMERS : 1), ++turn) {
-    Epilogue epilogue{a, staging, tiles.rows, tiles.row() + own_rows + warp % 4 * 16, tiles.column(), tiles.end()};
+    Epilogue epilogue{
+      a, staging, tiles.rows, tiles.row() + own_rows + warp % 4 * 16, tiles.column(), tiles.end(), K_PART};
 #pragma unroll
     for (int chunk = 0; chunk < AHEAD; ++chunk) epilogue.load(chunk);  // beside all that the tensor cores do
     float sums[M_TILES][TILE_N / 2];
     int before = 0;
     if (TAKE_TURNS && (turn > 0 || warpgroup > 0)) wait_barrier(turns + warpgroup * 8, (turn - (warpgroup == 0)) & 1);
 #pragma unroll 1
-    for (int k_tile = 0; k_tile < K_TILES; ++k_tile) {
+    for (int k_tile = FIRST_K; k_tile < END_K; ++k_tile) {
       wait_barrier(full + ring.stage * 8, ring.phase);
       const storage_t* const left = shared + ring.stage * (STAGE_BYTES / SIZE) + own_rows * ROW;
       const storage_t* const right = shared + ring.stage * (STAGE_BYTES / SIZE) + X_BYTES / SIZE;
@@ -125,9 +186,9 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
           wgmma(sums[m], descriptor(left + (k / ROW * TILE_M + m * 64) * ROW + k % ROW),
-            descriptor(right + k / ROW * (TILE_N * ROW) + k % ROW), k > 0 || k_tile > 0);
+            descriptor(right + k / ROW * (TILE_N * ROW) + k % ROW), k > 0 || k_tile > FIRST_K);
       commit_wgmma();
-      if (k_tile > 0) {
+      if (k_tile > FIRST_K) {
         wait_wgmma_but_last();
         release(before);
       }
@@ -143,6 +204,11 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
     release(before);
 #if IS_NORMALIZED
     normalize(epilogue, sums, own_rows + warp % 4 * 16);
+#elif SPLIT_K > 1
+    float whole[1][(1 + GATED) * SUMS];
+    float4* const parts = (float4*)((char*)shared + STAGES * STAGE_BYTES + CONSUMERS * 4 * 16 * PITCH * 4);
+    add_parts(sums[0], parts, whole[0]);
+    epilogue.run(whole);
 #else
     epilogue.run(sums);
 #endif

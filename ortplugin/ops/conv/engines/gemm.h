@@ -14,6 +14,7 @@ struct GemmConfig {
   int stages;
   bool rows_first;  // neighbouring tiles have the same columns
   int cluster = 1;  // blocks that share rows, for a norm of these
+  int split_k = 1;  // or blocks that share a tile, each with a part of K
 
   int tile_m() const { return take_turns ? 128 : 64 * consumers; }
 };

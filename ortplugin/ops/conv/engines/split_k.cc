@@ -89,12 +89,12 @@ bool IsSplitKFast(const Program& program, const Contraction& problem, const cuda
   const SplitKConfig config = ConfigureSplitK(problem, device);
   if (Blocks(problem, config) > device.multiprocessors) return false;
   const bool is_product = problem.rows().out * problem.columns().out == 1;
-  if (is_product && problem.dtype() != DType::kFloat && problem.batch <= limits.split_k_short_rows &&
-    problem.channels * Size(problem) <= limits.split_k_short_sum && FitsGemm(program, problem, device) &&
+  const bool are_few = problem.batch <= limits.split_k_few_rows;
+  if (is_product && problem.dtype() != DType::kFloat &&
+    (!are_few || problem.channels * Size(problem) <= limits.split_k_short_sum) && FitsGemm(program, problem, device) &&
     IsGemmFast(program, problem, device))
     return false;
-  if (is_product && problem.batch <= limits.split_k_few_rows)
-    return problem.dtype() != DType::kFloat || limits.matmul_tf32_pays != 0;
+  if (is_product && are_few) return problem.dtype() != DType::kFloat || limits.matmul_tf32_pays != 0;
   if (problem.dtype() == DType::kFloat) return false;
   const bool is_plain = problem.rows().kernel == 1 && problem.columns().kernel == 1 && problem.strides() == Shape{1, 1};
   const int64_t most = is_plain              ? limits.split_k_most_kib_1x1
