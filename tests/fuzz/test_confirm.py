@@ -50,7 +50,7 @@ def test_what_only_the_optimized_model_does_is_a_finding():
   assert (found.kind, found.message) == ("run", "there is no such kernel")
 
 
-@one_in(2)
+@one_in(4)
 @parametrize(
   "faults, reason",
   [

@@ -250,6 +250,6 @@ int main(int argc, char** argv) {
   TestLimits();
   const cuda::DeviceFacts& gpu = test::DeviceOf(argument);
   for (const Case& test_case : Cases())
-    if (test::IsTaken(argument, test_case.name, 40)) Compile(gpu, argument, test_case);
+    if (test::IsTaken(argument, test_case.name, 80)) Compile(gpu, argument, test_case);
   return test::Summary();
 }
