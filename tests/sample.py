@@ -15,7 +15,7 @@ from collections import defaultdict
 SAMPLING = os.environ.get("ORTPLUGIN_SAMPLE") == "1"
 FEW = 24  # cases of a test that is not large
 MANY = 40  # after turns
-REFUSED = ("refused", "wrong", "error", "fault")  # tests whose cases have a line each
+REFUSED = ("refused", "wrong", "error", "fault")  # a line for each case
 WORDS = re.compile(
   r"\b(b?float(16|32|64)?|double|u?int(8|16|32|64)|bool)\b|\bN(CHW|HWC)\b( but X)?|"
   r"_(torchscript|dynamo|dynamic|opset\d+|fp16)(?![a-z])"
@@ -45,12 +45,12 @@ def taken(every):
 
 
 def _third(family):
-  """Of cases that begin alike, up to a comma, dash or bracket and but for leading numbers, a third: at least one."""
+  """Of cases that begin alike, up to a comma, bracket or number and but for leading numbers, a third: at least one."""
   groups = defaultdict(list)
   for name in family:
     test, _, case = WORDS.sub("", name).partition("[")
     is_each = any(word in test for word in REFUSED)
-    groups[name if is_each else re.split(r"[],<([-]", case.lstrip("-0123456789"))[0].strip()].append(name)
+    groups[name if is_each else re.split(r"[],<([]|-\d", case.lstrip("-0123456789"))[0].strip()].append(name)
   hashed = (sorted(group, key=lambda name: zlib.crc32(name.encode())) for group in groups.values())
   return [name for group in hashed for name in group[: (len(group) + 2) // 3]]
 

@@ -204,7 +204,7 @@ class Judge:
       self.tell("again")
       try:
         _, report = ortplugin.optimize(made, **case.options)
-      except Exception as error:  # a defect, whatever its class
+      except Exception as error:
         return Finding("again", f"{type(error).__name__}: {one_line(error)}")
       if report.changes:
         return Finding("again", f"a second run changes it by {report.changes[0].rewrite}", report.changes[0].rewrite)
@@ -219,7 +219,7 @@ class Judge:
         got = self.provider.run(self.provider.session(restored, False), references[0].feeds_of(made))
       except UnfitError:
         return None
-      except Exception as error:  # a defect, whatever its class
+      except Exception as error:
         if "data type is not supported" in str(error):
           return None  # of ONNX Runtime's own kernels in fp16
         return Finding("restore", f"{type(error).__name__}: {one_line(error)}")
