@@ -121,7 +121,7 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
       wide = std::max(wide, config->cluster);
       const EngineKernel kernel = MakeGemmNorm(program, problem, *config, tail, device);
       CHECK(kernel.launch.blocks <= static_cast<unsigned>(device.multiprocessors) && config->stages >= 3);
-      if (!TakesTurn(Joined("norm, cluster of ", config->cluster), 7)) continue;
+      if (!TakesTurn(Joined("norm ", config->cluster, " ", config->consumers), 7)) continue;
       const std::string variant = CheckCompiles(device, kernel.source, "gemm", problem, kernel.launch, "norm");
       CHECK_WITH(
         BeforeWait(kernel.source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
