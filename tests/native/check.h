@@ -74,8 +74,7 @@ inline bool IsTaken(const std::string& architecture, const std::string& name, in
   return taken;
 }
 
-// Whether the next case of the group is tested: of a sample the first, so that no group is without, and from there one
-// in `every`.
+// Whether the next case of the group is tested: of a sample the first, and then one in `every`.
 inline bool TakesTurn(const std::string& group, int every) {
   static std::map<std::string, int> met;
   const bool taken = !IsSample() || met[group]++ % every == 0;

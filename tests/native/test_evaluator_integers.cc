@@ -205,7 +205,7 @@ void CheckReference(DType dtype, const Reference& reference, const Reals& a, con
   CHECK_WITH(wrong == 0, text + ": " + std::to_string(wrong) + " of " + std::to_string(a.size()) + " are wrong");
 }
 
-// Of a sample one pair in five, but all of small second numbers: 0, and -1, by which the lowest is divided.
+// Of a sample one pair in five, and all with a small second number.
 bool IsPairTaken(Real b) { return !test::IsSample() || std::fabs(b) <= 2 || random() % 5 == 0; }
 
 void CheckOperators() {

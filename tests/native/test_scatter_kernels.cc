@@ -55,7 +55,7 @@ std::string LackingOf(const std::string& architecture, const std::string& log) {
 void CompileAll(const std::string& architecture, Problem problem, ort::ElementType type, bool thoroughly = true) {
   const std::string reduction = std::to_string(static_cast<int>(problem.attributes.reduction));
   const std::string name = problem.name;
-  const bool is_slice = name == "slice" && architecture == "sm_120";  // which no hash takes
+  const bool is_slice = name == "slice" && architecture == "sm_120";
   if (!is_slice && !test::IsTaken(architecture, name + " " + NameOfOrt(type) + " " + reduction, 24)) return;
   const ScatterShape shape = FitScatter(problem.attributes, problem.inputs);
   for (const ScatterAlgorithm algorithm :

@@ -31,7 +31,6 @@ namespace {
 
 // Lanes of different values never overlap in part: they are distinct blocks, or the very same one.
 // ORTPLUGIN_EACH is a loop over `count` of them. GCC takes two vectors a turn where both types are float: it is faster.
-// For all types, GCC itself would take a third longer.
 #if defined(__clang__)
 #define ORTPLUGIN_EACH(T, R, ...) \
   _Pragma("clang loop vectorize(assume_safety)") for (size_t i = 0; i < count; ++i) __VA_ARGS__
