@@ -195,7 +195,7 @@ class GraphSession:
 
     try:
       yield allocate
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       if "out of memory" in str(error).lower() or "failed to allocate memory" in str(error).lower():
         raise NotCaptured(reason(error)) from error
       raise
@@ -286,7 +286,7 @@ class GraphSession:
     self._graphs += 1
     try:
       session.run_with_iobinding(bound.binding, self._options(wait=True))
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       gpu.give_up_capture(self._stream)
       raise NotCaptured(reason(error)) from error
     return bound, tuple(plain), frozenset(unsteady)

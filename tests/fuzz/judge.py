@@ -105,7 +105,7 @@ class Judge:
       session = self.provider.session(made, ort)
     except (UnfitError, NotCapturedError):
       raise
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       return Finding("load", one_line(error))
     self.tell("run")
     for reference in references:
@@ -147,7 +147,7 @@ class Judge:
     del bare.graph.value_info[:]
     try:
       self.provider.run(self.provider.session(bare, False), reference.feeds_of(bare))
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       return REUSED in str(error)
     return False
 
@@ -204,7 +204,7 @@ class Judge:
       self.tell("again")
       try:
         _, report = ortplugin.optimize(made, **case.options)
-      except Exception as error:  # a defect, whatever its class
+      except Exception as error:
         return Finding("again", f"{type(error).__name__}: {one_line(error)}")
       if report.changes:
         return Finding("again", f"a second run changes it by {report.changes[0].rewrite}", report.changes[0].rewrite)
@@ -219,7 +219,7 @@ class Judge:
         got = self.provider.run(self.provider.session(restored, False), references[0].feeds_of(made))
       except UnfitError:
         return None
-      except Exception as error:  # a defect, whatever its class
+      except Exception as error:
         if "data type is not supported" in str(error):
           return None  # of ONNX Runtime's own kernels in fp16
         return Finding("restore", f"{type(error).__name__}: {one_line(error)}")
@@ -259,7 +259,7 @@ def _status_by_default(case, reference):
   model = emulated(case.model) if case.dtype == "bf16" else case.model
   try:
     run(make_session(model, optimize=True), case.narrowed(reference.feeds))
-  except Exception as error:  # ONNX Runtime's own classes have no common base
+  except Exception as error:
     return status(error)
   return ""
 

@@ -1,4 +1,4 @@
-"""A thousand random graphs, eighty in a sample: each optimized model gives what its original gives.
+"""A thousand random graphs, fifty in a sample: each optimized model gives what its original gives.
 
 `make fuzz SEEDS=first:last` tries others.
 """
@@ -28,7 +28,7 @@ from fuzz.worker import TESTS, Worker, environment
 
 pytestmark = pytest.mark.xdist_group("random graphs")  # one worker makes what all ask for
 
-GRAPHS = 80 if SAMPLING else 1000
+GRAPHS = 50 if SAMPLING else 1000
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_random_graphs(result):
 def test_the_graphs_say_something(result):
   """Nearly all run, and most passes find something to do."""
   assert result.counts["same"] > 0.9 * GRAPHS
-  assert len(result.rewrites) > 35
+  assert len(result.rewrites) > (25 if SAMPLING else 35)
   assert sum(result.rewrites.values()) > 5 * GRAPHS
 
 

@@ -38,6 +38,10 @@ def norm_model(dtype="float"):
   return built([node], inputs, outputs, domains=["ortplugin"]).SerializeToString()
 
 
+def made(**options):
+  return ortplugin.session(norm_model(), ["cuda"], **options)
+
+
 def feeds(rng, rows, dtype="float"):
   """Arrays on the device."""
   shapes = {"x": (rows, 64), "r": (rows, 64), "g": (64,)}
@@ -102,7 +106,7 @@ def test_contiguous_arrays_are_bound_where_they_are(rng):
 
 
 def test_strided_and_host_arrays(rng):
-  session = ortplugin.session(norm_model(), ["cuda"])
+  session = made()
   arrays = feeds(rng, 6)
   arrays["x"] = cupy.asarray(rng.standard_normal((64, 6)).astype(np.float32)).T
   assert not arrays["x"].flags.c_contiguous
@@ -111,7 +115,7 @@ def test_strided_and_host_arrays(rng):
 
 
 def test_work_of_the_current_stream_is_waited_for(rng):
-  session = ortplugin.session(norm_model(), ["cuda"])
+  session = made()
   arrays = feeds(rng, 4)
   large = cupy.ones((4096, 4096), np.float32)
   with cupy.cuda.Stream(non_blocking=True):
@@ -123,7 +127,7 @@ def test_work_of_the_current_stream_is_waited_for(rng):
 
 
 def test_results_outlive_session_and_later_runs(rng):
-  session = ortplugin.session(norm_model(), ["cuda"])
+  session = made()
   first, second = feeds(rng, 4), feeds(rng, 4)
   kept = run(session, first)["y"]
   for _ in range(10):
@@ -135,7 +139,7 @@ def test_results_outlive_session_and_later_runs(rng):
 
 
 def test_chosen_outputs_and_empty_rows(rng):
-  session = ortplugin.session(norm_model(), ["cuda"])
+  session = made()
   assert list(run(session, feeds(rng, 3), ["s"])) == ["s"]
   assert run(session, feeds(rng, 0))["y"].shape == (0, 64)
 
@@ -150,7 +154,7 @@ def test_dtypes_go_through(kind):
 
 
 def test_wrong_dtypes_are_refused(rng):
-  session = ortplugin.session(norm_model(), ["cuda"])
+  session = made()
   arrays = feeds(rng, 3)
   arrays["x"] = arrays["x"].astype(np.float16)
   with pytest.raises(UsageError, match="input 'x' is float16, the model wants float32"):
@@ -201,7 +205,7 @@ def test_a_capture_that_failed_leaves_nothing_behind(rng):
 
 
 def test_two_shapes_have_two_graphs(rng):
-  session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
+  session = made(cuda_graph=True)
   addresses = {4: set(), 9: set()}
   for rows in (4, 9, 4, 9, 9, 4):
     arrays = feeds(rng, rows)
@@ -213,7 +217,7 @@ def test_two_shapes_have_two_graphs(rng):
 
 
 def test_results_of_a_graph_are_overwritten_unless_copied(rng):
-  session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
+  session = made(cuda_graph=True)
   first, second = feeds(rng, 4), feeds(rng, 4)
   view = run(session, first)["y"]
   kept = run(session, first, copy=True)["y"]
@@ -223,7 +227,7 @@ def test_results_of_a_graph_are_overwritten_unless_copied(rng):
 
 
 def test_the_callers_arrays_are_not_written_to(rng):
-  session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
+  session = made(cuda_graph=True)
   first, second = feeds(rng, 4), feeds(rng, 4)
   before = {name: array.copy() for name, array in first.items()}
   run(session, first)
@@ -233,7 +237,7 @@ def test_the_callers_arrays_are_not_written_to(rng):
 
 def test_buffers_go_with_their_session(rng):
   gc.collect()  # of the sessions of other tests
-  session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
+  session = made(cuda_graph=True)
   run(session, feeds(rng, 4), copy=True)
   count = len(device._states)
   del session

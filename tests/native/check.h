@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -53,14 +54,30 @@ std::string Joined(const Parts&... parts) {
 
 inline bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// Whether a case of this name is tested: with ORTPLUGIN_SAMPLE=1, as `make test` sets it, one in `every`, others on
-// each architecture; else all. FNV-1a: the same cases on every machine.
+// Whether ORTPLUGIN_SAMPLE is 1, as `make test` sets it.
+inline bool IsSample() {
+  static const bool is_sample = [] {
+    const char* sample = std::getenv("ORTPLUGIN_SAMPLE");
+    return sample != nullptr && std::string(sample) == "1";
+  }();
+  return is_sample;
+}
+
+// Whether a case of this name is tested: of a sample one in `every`, others on each architecture; else all. FNV-1a: the
+// same cases on every machine.
 inline bool IsTaken(const std::string& architecture, const std::string& name, int every = 12) {
-  const char* sample = std::getenv("ORTPLUGIN_SAMPLE");
-  if (sample == nullptr || std::string(sample) != "1") return true;
+  if (!IsSample()) return true;
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : architecture + " " + name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   const bool taken = (hash >> 32) % every == 0;
+  left_out += !taken;
+  return taken;
+}
+
+// Whether the next case of the group is tested: of a sample the first, and then one in `every`.
+inline bool TakesTurn(const std::string& group, int every) {
+  static std::map<std::string, int> met;
+  const bool taken = !IsSample() || met[group]++ % every == 0;
   left_out += !taken;
   return taken;
 }

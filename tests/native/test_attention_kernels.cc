@@ -161,6 +161,8 @@ std::vector<Case> Cases() {
 
 void Compile(
   const cuda::DeviceFacts& gpu, const std::string& architecture, const std::string& name, const EngineKernel& kernel) {
+  const auto is = [&](const char* name) { return test::Defined(kernel.source, name, 0); };
+  if (!test::TakesTurn(test::Joined(kernel.entry, is("HAS_SOFTCAP"), is("ROTARY")), 80)) return;
   test::Compiled compiled(kernel.source, architecture + (gpu.has_wgmma() ? "a" : ""));
   compiled.Check(architecture + " " + name + ":");
   compiled.CheckLaunch(gpu, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes);
@@ -249,7 +251,6 @@ int main(int argc, char** argv) {
   TestViews();
   TestLimits();
   const cuda::DeviceFacts& gpu = test::DeviceOf(argument);
-  for (const Case& test_case : Cases())
-    if (test::IsTaken(argument, test_case.name, 40)) Compile(gpu, argument, test_case);
+  for (const Case& test_case : Cases()) Compile(gpu, argument, test_case);
   return test::Summary();
 }

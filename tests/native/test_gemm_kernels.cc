@@ -89,7 +89,7 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
       problem.gated = true;
       problem.operands = {{filters}, problem.result()};
       const Program program = ProgramOf({kGated, problem});
-      check(program, problem);
+      if (TakesTurn(Joined("gated, turns ", ConfigureGemm(problem, device).take_turns), 5)) check(program, problem);
       const EngineKernel kernel = MakeGemm(program, problem, device);
       CHECK(kernel.maps.size() == 3 && kernel.maps[2].box_rows == kernel.maps[1].box_rows &&
         kernel.arguments.size() == kernel.maps[2].word + cuda::kTensorMapWords);
@@ -123,6 +123,7 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
       wide = std::max(wide, config->cluster);
       const EngineKernel kernel = MakeGemmNorm(program, problem, *config, tail, device);
       CHECK(kernel.launch.blocks <= static_cast<unsigned>(device.multiprocessors) && config->stages >= 3);
+      if (!TakesTurn(Joined("norm ", config->cluster, " ", config->consumers), 7)) continue;
       const std::string variant = CheckCompiles(device, kernel.source, "gemm", problem, kernel.launch, "norm");
       CHECK_WITH(
         BeforeWait(kernel.source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),

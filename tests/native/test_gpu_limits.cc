@@ -104,6 +104,7 @@ void TestFewChannels() {
               const WeightGrad grad{conv, DType::kFloat, false, true};
               const std::string name =
                 test::Joined(images, " images [", channels, ", ", size, ", ", size, "] to ", outputs);
+              if (!test::IsTaken(gpu.name, name, 4)) continue;
               const std::optional<DirectConfig> direct = ConfigureDirect(conv, gpu.facts, 4);
               CHECK_WITH(direct.has_value(), name);
               if (direct) CheckThreads(gpu, direct->threads, direct->min_blocks, "direct, " + name);
@@ -139,7 +140,9 @@ void TestNormTiles() {
           for (const int64_t groups : {2, 7, 32, 97, 2048})
             for (const int64_t run : {1, 3, 8, 20, 1001, 4096}) {
               if (outer * height * groups * run > int64_t{1} << 40) continue;
-              const NormShape shape = FitShapes(norm, {{outer, height, groups, run}, {groups, run}});
+              const Shape input{outer, height, groups, run};
+              if (!test::IsTaken(gpu.name, dtype + ToString(input), 4)) continue;
+              const NormShape shape = FitShapes(norm, {input, {groups, run}});
               for (const bool aligned : {false, true})
                 CheckTiles(gpu, shape, ConfigureNormTiles(norm, shape, gpu.facts, aligned),
                   gpu.name + (" " + dtype) + ToString(shape.shape));
@@ -157,6 +160,7 @@ void TestNorms() {
           for (const bool aligned : {false, true}) {
             const NormShape shape = FitShapes(norm, {{rows, width}, {rows, width}, {width}});
             const std::string name = dtype + " [" + std::to_string(rows) + ", " + std::to_string(width) + "]";
+            if (!test::IsTaken(gpu.name, name, 4)) continue;
             if (const auto config = ConfigureLayerNorm(norm, shape, gpu.facts, aligned))
               CheckThreads(gpu, config->lanes * config->groups, config->min_blocks, name);
             CheckTiles(gpu, shape, ConfigureNormTiles(norm, shape, gpu.facts, aligned), name);
@@ -192,6 +196,7 @@ void TestTransposes() {
         for (int64_t rows = 2; rows < 5000; rows = rows * 5 / 3 + 1)
           for (int64_t columns = 2; columns < 5000; columns = columns * 5 / 3 + 1) {
             const Shape input{outside, rows, columns};
+            if (!test::IsTaken(gpu.name, std::to_string(element) + ToString(input), 4)) continue;
             const TransposeConfig config =
               ConfigureTranspose(FitTranspose({{0, 2, 1}, {0, 0, 0}, whole}, input, element), gpu.facts, 16);
             CheckThreads(gpu, config.threads, 1, ToString(input));

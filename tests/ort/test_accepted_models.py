@@ -137,7 +137,7 @@ def outputs(session):
   return list(session.run(None, feeds))
 
 
-@one_in(4)
+@one_in(8)
 @parametrize("what", MODELS)
 def test_is_optimized_and_computes_the_same(what, tmp_path):
   model = MODELS[what]()

@@ -62,6 +62,10 @@ def save(model, path):
   return path
 
 
+def places(folder):
+  return save(two_adds(), folder / "in.onnx"), folder / "out.onnx", folder / "r.json"
+
+
 def succeeded(done):
   """The text of a run that ended well and had nothing to complain of."""
   status, text, errors = done
@@ -175,7 +179,7 @@ def test_the_users_inputs_and_shapes(tmp_path, run):
 
 def test_a_wrong_rewrite_is_found_named_and_not_written(tmp_path, run, passes):
   passes(Rename("rename", renamed), Rename("fuse-wrongly", broken))
-  source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
+  source, out, report_path = places(tmp_path)
   out.write_bytes(b"the old output")
   text, errors = failed(run(source, "-o", out, "--report", report_path))
   for words in ("'z'", "fuse-wrongly", "add_z_new (Add)", "--skip fuse-wrongly", "CPU"):
@@ -203,7 +207,7 @@ def unknown(node):
 def test_guilty_rewrites_can_be_dropped(tmp_path, run, passes):
   """One that makes the model fail to load, one whose outputs differ, and one that is right."""
   passes(Rename("rename", renamed), Rename("fuse-into-nothing", unknown), Rename("fuse-wrongly", broken))
-  source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
+  source, out, report_path = places(tmp_path)
   text = succeeded(run(source, "-o", out, "--drop-guilty", "--report", report_path))
   assert text.count("Left out the pass") == 2
   report = json.loads(report_path.read_text())
@@ -229,7 +233,7 @@ def test_bodies_of_functions_can_be_to_blame(tmp_path, run, patch, passes):
 
   patch(api, "inline_functions", wrong)
   passes(Rename("rename", renamed))
-  source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
+  source, out, report_path = places(tmp_path)
   status, _, errors = run(source, "-o", out, "--report", report_path)
   assert status == 1
   for words in ("'y' differs", "'inline-functions' of local::f", "--skip inline-functions"):

@@ -80,7 +80,7 @@ def assert_same(found, wanted, precision=None, *, form=False):
       assert "no element is finite" not in result.message
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(12)
 @every_file
 def test_optimized_and_restored(name):
   original, runs, wanted = reference(name)
@@ -91,7 +91,7 @@ def test_optimized_and_restored(name):
   assert_same(outputs_of(restored, runs, library=False), wanted)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(9)
 @every_file
 def test_variant(name):
   """float16 or channels last, in turn."""

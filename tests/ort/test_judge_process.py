@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
-from onnx_models import add_weights, parametrize, parsed, raises, zeros
+from onnx_models import add_weights, one_in, parametrize, parsed, raises, zeros
 
 from ort import dying
 from ort.test_verify_graphs import Rename
@@ -225,6 +225,7 @@ def test_inputs_need_no_weights():
 # ---- the guilty rewrite
 
 
+@one_in(2)
 @parametrize("fault", ["segmentation", "abort"])
 def test_the_rewrite_that_makes_onnx_runtime_die_is_named(tmp_path, patch, capsys, fault):
   patch(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))

@@ -92,6 +92,7 @@ def test_optimizing_bert_base_takes_seconds():
   assert seconds < 8
 
 
+@pytest.mark.one_in(0)
 @needs_weights
 def test_the_demo_ends_well(tmp_path, capsys):
   status = demo.main(["--folder", str(tmp_path), "--runs", "1"])

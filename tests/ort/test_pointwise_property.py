@@ -30,7 +30,7 @@ from ortplugin.ops.decompose import to_onnx
 from ortplugin.program import DTYPES, INTEGERS, NUMPY_DTYPES, parse
 
 GIVEN = os.environ.get("ORTPLUGIN_PROPERTY_EXAMPLES")
-EXAMPLES = int(GIVEN or (250 if SAMPLING else 1500))
+EXAMPLES = int(GIVEN or (150 if SAMPLING else 1500))
 
 
 def fused_results(example):

@@ -46,7 +46,7 @@ def half_weights(model):
   return sizes[True] / sizes.total() if sizes else 1.0
 
 
-@one_in(5)
+@one_in(10)
 @parametrize("name", MODELS)
 def test_exported_models(name):
   path = DATA / f"{name}.onnx"
@@ -60,7 +60,7 @@ def test_exported_models(name):
   assert again == model
 
 
-@one_in(2)
+@one_in(4)
 @parametrize("name", ["bert_torchscript_opset14_fp16", "t5_dynamo_opset23_fp16", "rms_dynamo_fp16"])
 def test_back_to_float32(name):
   model, report = optimize(DATA / f"{name}.onnx", precision="fp32", precision_io=True, verify=True, providers=["cpu"])
@@ -160,7 +160,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@one_in(3)
+@one_in(6)
 @parametrize("name", ["bert_dynamo", "vit_torchscript_opset14", "swin_dynamo"])
 def test_what_was_converted_is_restored(name, tmp_path, capsys):
   """Inputs and outputs are float32, but the model computes in float16, and the restored one rounds more often."""

@@ -118,6 +118,7 @@ def test_a_profile_changes_nothing_and_shows_what_could_be_taken(tmp_path, run):
     assert words in text
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["r.json", "R.HTM"])
 def test_a_report_has_times_before_and_after(name, tmp_path, run):
   status, _, errors = run(BERT, "-o", tmp_path / "o.onnx", "--report", tmp_path / name, "--precision", "fp16")

@@ -176,8 +176,12 @@ def test_what_the_original_does_itself_is_not_blamed_on_the_optimized_model(mach
   assert not verified(renamed()).passed
 
 
+def not_permitted(model):
+  return "operation not permitted when stream is capturing"
+
+
 def test_a_model_that_can_not_be_captured_says_why(machine):
-  machine.refuse = lambda model: "operation not permitted when stream is capturing"
+  machine.refuse = not_permitted
   result = verified(renamed())
   assert result.passed
   assert result.replays == 0
@@ -256,7 +260,7 @@ def test_what_can_not_be_captured_runs_with_tf32_too(machine, optimized, passes)
   """Only floats are asked: an index may be another one where two scores are nearly equal."""
   text = WEIGHTS.replace("=> (float[1,2] y)", "=> (float[1,2] y, int64[1,1] i)")
   text = text.replace("y = MatMul(x, w)", "y = MatMul(x, w)  i = ArgMax<axis=1>(y)")
-  machine.refuse = lambda model: "operation not permitted when stream is capturing"
+  machine.refuse = not_permitted
   machine.tf32 = lambda side, value: (
     value if side.path.stem == "original" else value * np.float32(optimized) if value.dtype == np.float32 else 1 - value
   )
@@ -276,7 +280,7 @@ def test_an_error_with_tf32_alone_is_a_failure(machine):
   def refuse(side, value):
     raise RuntimeError("no plan")
 
-  machine.refuse = lambda model: "operation not permitted when stream is capturing"
+  machine.refuse = not_permitted
   machine.tf32 = refuse
   result = verified(renamed(text=WEIGHTS), WEIGHTS)
   assert [each.mode for each in result.inputs if not each.passed] == [TF32]

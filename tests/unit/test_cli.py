@@ -168,16 +168,20 @@ def test_help_and_version(run):
   assert run("--version")[1].strip().endswith(ortplugin.__version__)
 
 
+def to(folder, *options):
+  """The command that writes there."""
+  return [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(folder / "o.onnx"), *options]
+
+
 def test_progress_and_colours_stay_out_of_stdout(tmp_path):
-  command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx"), "--no-verify"]
-  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  done = subprocess.run(to(tmp_path, "--no-verify"), capture_output=True, text=True, check=True)
   assert "\x1b" not in done.stdout
   assert "loading" not in done.stdout
   assert done.stderr == ""
 
 
 def test_steps_and_seconds_are_shown_on_a_terminal_alone(tmp_path):
-  command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx"), "--no-verify"]
+  command = to(tmp_path, "--no-verify")
   environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
   done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
   assert done.stderr == ""
@@ -215,8 +219,7 @@ def test_progress_shows_names_as_they_are_and_how_long_a_step_takes(monkeypatch)
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
-  command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx"), "--no-verify"]
-  process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  process = subprocess.Popen(to(tmp_path, "--no-verify"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
   process.stdout.close()
   errors = process.stderr.read()
   assert process.wait() in (0, 1)
@@ -228,12 +231,11 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
 def test_without_onnxruntime_the_rest_works(tmp_path):
   (tmp_path / "onnxruntime.py").write_text("raise ImportError('not here')\n")
   path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-  command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx")]
   environment = {**os.environ, "PYTHONPATH": path}
-  done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+  done = subprocess.run(to(tmp_path), capture_output=True, text=True, check=False, env=environment)
   assert done.returncode == 1
   assert done.stderr.count("\n") == 1
   assert "ortplugin[cpu]" in done.stderr
-  done = subprocess.run([*command, "--no-verify"], capture_output=True, text=True, check=False, env=environment)
+  done = subprocess.run(to(tmp_path, "--no-verify"), capture_output=True, text=True, check=False, env=environment)
   assert done.returncode == 0
   assert (tmp_path / "o.onnx").exists()

@@ -176,14 +176,19 @@ def test_attention_of_open_lengths(q, v, wanted):
   assert 0 not in graph.nodes[0].outputs[3].shape
 
 
+def fused(model):
+  made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
+  assert changes
+  return made
+
+
 def test_a_pool_of_unknown_rank_keeps_ceil_mode():
   """That of a Loop's result is."""
   model = parsed("""g (int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
     { v = Loop(n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
         { b = Relu(a)  d = Identity(c) }>
       y = MaxPool<kernel_shape=[3], strides=[3], ceil_mode=1, auto_pad="VALID">(v) }""")
-  made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
-  assert changes
+  made = fused(model)
   assert [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"] == [1]
 
 
@@ -191,8 +196,7 @@ def test_a_strided_pool_with_same_pads_keeps_ceil_mode():
   """Without it ONNX Runtime refuses its pads, which are below 0."""
   model = parsed("""g (float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
     y = AveragePool<kernel_shape=[1], strides=[2], ceil_mode=1, auto_pad="SAME_UPPER">(v) }""")
-  made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
-  assert changes
+  made = fused(model)
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
 
 
@@ -248,8 +252,7 @@ def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(librar
 def test_an_output_that_the_model_describes_wrongly(length):
   """No pass may believe it once an operator of ours stands in the way of inference."""
   model = parsed(f"""g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis=1>(h, h) }}""")
-  made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
-  assert changes
+  made = fused(model)
   assert annotated(made).outputs[0].shape == (2, 8)
 
 

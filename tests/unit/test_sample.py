@@ -30,6 +30,15 @@ def test_a_test_keeps_a_case(patch):
   assert not sample.taken(dict.fromkeys(SMALL, 0))
 
 
+def test_of_many_that_begin_alike_a_third_runs():
+  beginnings = [*"abcdefghijkl"]
+  many = {f"a.py::test[{first}, {number}]" for first in beginnings for number in range(4)}
+  found = sample.taken(dict.fromkeys(many, 1))
+  assert sorted(name.partition("[")[2][0] for name in found) == sorted(2 * beginnings)
+  refusals = {name.replace("test[", "test_is_refused[") for name in many}
+  assert sample.taken(dict.fromkeys(refusals, 1)) == refusals
+
+
 GROUP = """
 import os, pathlib, pytest
 pytestmark = pytest.mark.xdist_group("one")

@@ -30,12 +30,20 @@ namespace ortplugin {
 namespace {
 
 // Lanes of different values never overlap in part: they are distinct blocks, or the very same one.
+// ORTPLUGIN_EACH is a loop over `count` of them. GCC takes two vectors a turn where both types are float: it is faster.
 #if defined(__clang__)
-#define ORTPLUGIN_LANES _Pragma("clang loop vectorize(assume_safety)")
+#define ORTPLUGIN_EACH(T, R, ...) \
+  _Pragma("clang loop vectorize(assume_safety)") for (size_t i = 0; i < count; ++i) __VA_ARGS__
 #elif defined(__GNUC__)
-#define ORTPLUGIN_LANES _Pragma("GCC ivdep") _Pragma("GCC unroll 2")
+#define ORTPLUGIN_EACH(T, R, ...) \
+  if constexpr (std::is_same_v<T, float> && std::is_same_v<R, float>) { \
+    _Pragma("GCC ivdep") _Pragma("GCC unroll 2") for (size_t i = 0; i < count; ++i) __VA_ARGS__; \
+  } else { \
+    _Pragma("GCC ivdep") for (size_t i = 0; i < count; ++i) __VA_ARGS__; \
+  }
 #else
-#define ORTPLUGIN_LANES
+#define ORTPLUGIN_EACH(T, R, ...) \
+  for (size_t i = 0; i < count; ++i) __VA_ARGS__
 #endif
 
 // What a loop does to one lane: inlined into every copy of the loop, or the loop does not vectorise.
@@ -79,8 +87,7 @@ ORTPLUGIN_INLINE void Map(const Job& job, F f) {
   const A* a = static_cast<const A*>(job.a);
   R* result = static_cast<R*>(job.result);
   const size_t count = job.count;
-  ORTPLUGIN_LANES
-  for (size_t i = 0; i < count; ++i) result[i] = static_cast<R>(f(a[i]));
+  ORTPLUGIN_EACH(A, R, result[i] = static_cast<R>(f(a[i])));
 }
 
 template <typename A, typename R, typename F>
@@ -89,8 +96,7 @@ ORTPLUGIN_INLINE void Map2(const Job& job, F f) {
   const A* b = static_cast<const A*>(job.b);
   R* result = static_cast<R*>(job.result);
   const size_t count = job.count;
-  ORTPLUGIN_LANES
-  for (size_t i = 0; i < count; ++i) result[i] = static_cast<R>(f(a[i], b[i]));
+  ORTPLUGIN_EACH(A, R, result[i] = static_cast<R>(f(a[i], b[i])));
 }
 
 // Of a function that never vectorises, the C library's: one loop, for all instruction sets.
@@ -135,8 +141,7 @@ ORTPLUGIN_INLINE void Map3(const Job& job, F f) {
   const T* c = static_cast<const T*>(job.c);
   T* result = static_cast<T*>(job.result);
   const size_t count = job.count;
-  ORTPLUGIN_LANES
-  for (size_t i = 0; i < count; ++i) result[i] = f(a[i], b[i], c[i]);
+  ORTPLUGIN_EACH(T, T, result[i] = f(a[i], b[i], c[i]));
 }
 
 // Numbers of this type leave to the unsigned ones what is the same for both.
@@ -423,24 +428,19 @@ ORTPLUGIN_INLINE void RunWhereOf(const Job& job) {
 
 // 16-bit elements to lanes and back; the other dtypes are copied.
 ORTPLUGIN_INLINE void LoadHalves(const uint16_t* elements, size_t count, float* lanes) {
-  ORTPLUGIN_LANES
-  for (size_t i = 0; i < count; ++i) lanes[i] = HalfToFloat(elements[i]);
+  ORTPLUGIN_EACH(float, float, lanes[i] = HalfToFloat(elements[i]));
 }
 ORTPLUGIN_INLINE void LoadBFloats(const uint16_t* elements, size_t count, float* lanes) {
-  ORTPLUGIN_LANES
-  for (size_t i = 0; i < count; ++i) lanes[i] = BFloat16ToFloat(elements[i]);
+  ORTPLUGIN_EACH(float, float, lanes[i] = BFloat16ToFloat(elements[i]));
 }
 ORTPLUGIN_INLINE void StoreHalves(const float* lanes, size_t count, uint16_t* elements) {
-  ORTPLUGIN_LANES
-  for (size_t i = 0; i < count; ++i) elements[i] = FloatToHalf(lanes[i]);
+  ORTPLUGIN_EACH(float, float, elements[i] = FloatToHalf(lanes[i]));
 }
 ORTPLUGIN_INLINE void StoreBFloats(const float* lanes, size_t count, uint16_t* elements) {
-  ORTPLUGIN_LANES
-  for (size_t i = 0; i < count; ++i) elements[i] = FloatToBFloat16(lanes[i]);
+  ORTPLUGIN_EACH(float, float, elements[i] = FloatToBFloat16(lanes[i]));
 }
 ORTPLUGIN_INLINE void RoundHalves(const float* lanes, size_t count, float* rounded) {
-  ORTPLUGIN_LANES
-  for (size_t i = 0; i < count; ++i) rounded[i] = HalfToFloat(FloatToHalf(lanes[i]));
+  ORTPLUGIN_EACH(float, float, rounded[i] = HalfToFloat(FloatToHalf(lanes[i])));
 }
 
 // Adds up what `add` makes of every lane: in four vectors within a block, and over blocks in double, in pairs: one
@@ -490,8 +490,7 @@ ORTPLUGIN_INLINE void NormalizeOf(const void* lanes, double mean, double scale, 
   const T* from = static_cast<const T*>(lanes);
   T* to = static_cast<T*>(normalized);
   const T centre = static_cast<T>(mean), factor = static_cast<T>(scale);
-  ORTPLUGIN_LANES
-  for (size_t i = 0; i < count; ++i) to[i] = (from[i] - centre) * factor;
+  ORTPLUGIN_EACH(T, T, to[i] = (from[i] - centre) * factor);
 }
 
 // ---- The copies
@@ -505,10 +504,12 @@ struct Functions {
   void (*normalize)(bool, const void*, double, double, size_t, void*);
 };
 
-// Halves: the conversions of load16 and store16 for float16, and a Cast's rounding to it.
-// A function for each type: the compiler's time grows faster than their size.
-#define ORTPLUGIN_TYPES(X, ...) \
-  X(__VA_ARGS__, Float, Floating, float) \
+// A function for each type, not inlined: the compiler's time grows faster than their size.
+#define ORTPLUGIN_FUNCTION(Copy, Isa, Type, Kind, T) \
+  Isa ORTPLUGIN_HOT [[gnu::noinline]] void Type##Copy(const Job& job) { Run##Kind<T>(job); }
+#define ORTPLUGIN_CASE(Copy, Isa, Type, Kind, T) \
+  case DType::k##Type: return Type##Copy(job);
+#define ORTPLUGIN_OTHER_TYPES(X, ...) \
   X(__VA_ARGS__, Double, Floating, double) \
   X(__VA_ARGS__, Int8, Integer, int8_t) \
   X(__VA_ARGS__, Int16, Integer, int16_t) \
@@ -518,23 +519,26 @@ struct Functions {
   X(__VA_ARGS__, UInt16, Unsigned, uint16_t) \
   X(__VA_ARGS__, UInt32, Unsigned, uint32_t) \
   X(__VA_ARGS__, UInt64, Unsigned, uint64_t)
-#define ORTPLUGIN_FUNCTION(Copy, Isa, Type, Kind, T) \
-  Isa ORTPLUGIN_HOT void Type##Copy(const Job& job) { Run##Kind<T>(job); }
-#define ORTPLUGIN_CASE(Copy, Isa, Type, Kind, T) \
-  case DType::k##Type: return Type##Copy(job);
-
-#define ORTPLUGIN_COPY(Name, Halves, ...) \
-  ORTPLUGIN_TYPES(ORTPLUGIN_FUNCTION, Name, __VA_ARGS__) \
-  __VA_ARGS__ ORTPLUGIN_HOT void Run##Name(const Job& job) { \
-    const bool is_float = job.from <= DType::kFloat; \
+// Of lanes other than floats.
+#define ORTPLUGIN_OTHERS(Name, ...) \
+  ORTPLUGIN_OTHER_TYPES(ORTPLUGIN_FUNCTION, Name, __VA_ARGS__) \
+  __VA_ARGS__ ORTPLUGIN_HOT void Others##Name(const Job& job) { \
     if (job.statement->op == Op::kWhere) return RunWhereOf(job); \
-    if (job.statement->op == Op::kCast && job.to == DType::kFloat16 && is_float) \
-      return Round##Halves(static_cast<const float*>(job.a), job.count, static_cast<float*>(job.result)); \
     switch (job.from) { \
-      case DType::kFloat16: \
-      case DType::kBFloat16: return Float##Name(job); \
-      case DType::kBool: return UInt8##Name(job); ORTPLUGIN_TYPES(ORTPLUGIN_CASE, Name, __VA_ARGS__) \
+      case DType::kBool: return UInt8##Name(job); \
+      default: return; ORTPLUGIN_OTHER_TYPES(ORTPLUGIN_CASE, Name, __VA_ARGS__) \
     } \
+  }
+
+// Halves: the conversions of load16 and store16 for float16, and a Cast's rounding to it.
+#define ORTPLUGIN_COPY(Name, Others, Halves, ...) \
+  ORTPLUGIN_FUNCTION(Name, __VA_ARGS__, Float, Floating, float) \
+  __VA_ARGS__ ORTPLUGIN_HOT void Run##Name(const Job& job) { \
+    if (job.from > DType::kFloat) return Others(job); \
+    if (job.statement->op == Op::kWhere) return RunWhere<uint32_t>(job); \
+    if (job.statement->op == Op::kCast && job.to == DType::kFloat16) \
+      return Round##Halves(static_cast<const float*>(job.a), job.count, static_cast<float*>(job.result)); \
+    Float##Name(job); \
   } \
   __VA_ARGS__ void Load##Name(DType dtype, const uint16_t* elements, size_t count, float* lanes) { \
     dtype == DType::kFloat16 ? Load##Halves(elements, count, lanes) : LoadBFloats(elements, count, lanes); \
@@ -555,7 +559,8 @@ struct Functions {
   } \
   constexpr Functions k##Name{Run##Name, Load##Name, Store##Name, Sum##Name, Squares##Name, Normalize##Name};
 
-ORTPLUGIN_COPY(Baseline, Halves)
+ORTPLUGIN_OTHERS(Baseline, )
+ORTPLUGIN_COPY(Baseline, OthersBaseline, Halves)
 
 #if defined(__x86_64__) && defined(__GNUC__)
 // The instructions for halves give half.h's bits.
@@ -584,8 +589,9 @@ ORTPLUGIN_F16C void RoundF16C(const float* lanes, size_t count, float* rounded) 
 }
 #undef ORTPLUGIN_F16C
 
-ORTPLUGIN_COPY(Avx2, F16C, __attribute__((target("avx2,fma,f16c"))))
-ORTPLUGIN_COPY(Avx512, F16C, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))))
+ORTPLUGIN_OTHERS(Avx2, __attribute__((target("avx2,fma,f16c"))))
+ORTPLUGIN_COPY(Avx2, OthersAvx2, F16C, __attribute__((target("avx2,fma,f16c"))))
+ORTPLUGIN_COPY(Avx512, OthersAvx2, F16C, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))))
 
 Functions Choose() {
   const int level = std::min(X86Level(), MostX86Level());

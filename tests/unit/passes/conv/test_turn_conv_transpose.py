@@ -73,13 +73,17 @@ def test_lines_and_volumes():
     run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
 
 
+def pads_of_turned(original):
+  optimized, _ = run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
+  return attributes_of(optimized)["pads"]
+
+
 @parametrize("kernel", [3, 5, 7])
 @parametrize("follows", [False, True])
 def test_a_depthwise_one(kernel, follows):
   """Of any dtype and size, for which there is a kernel of ours."""
   original = up(("N", 6, 8, 9), (6, 1, kernel, kernel), "float32", follows, group=6, pads=[1, 1, 1, 1])
-  optimized, _ = run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
-  assert attributes_of(optimized)["pads"] == [kernel - 2] * 4
+  assert pads_of_turned(original) == [kernel - 2] * 4
 
 
 def test_weights_in_groups():
@@ -100,8 +104,7 @@ def test_where_it_pays():
 def test_a_kernel_of_one_element(follows):
   """A matrix product, whatever its size."""
   original = up(("N", 16, 6, 5), (16, 8, 1, 1), follows=follows)
-  optimized, _ = run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
-  assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
+  assert pads_of_turned(original) == [0, 0, 0, 0]
 
 
 @parametrize("follows", [False, True])
@@ -115,8 +118,7 @@ def test_a_kernel_of_one_element(follows):
 )
 def test_long_sums(x, w, follows):
   original = up(x, w, follows=follows)
-  optimized, _ = run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
-  assert attributes_of(optimized)["pads"] == [w[2] - 1] * 4
+  assert pads_of_turned(original) == [w[2] - 1] * 4
 
 
 def test_alone_between_transposes():

@@ -397,7 +397,7 @@ def ladder(count):
 def test_ten_thousand_nodes(make):
   """In time near linear: ten times the nodes take at most twenty times as long, and no more than a minute."""
   seconds = []
-  for count in (1000, 10_000):
+  for count in (1000, examples(10_000)):
     graph = annotated(make(count))
     start = time.process_time()
     result = FUSE_POINTWISE(graph)
