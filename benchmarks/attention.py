@@ -236,23 +236,31 @@ def measure(case):
   return {**row, "failures": failures} if failures else row
 
 
+def speed(row):
+  """Ours over the fastest of PyTorch's; None where one was not measured."""
+  times = row["microseconds"]
+  best = min((times[each] for each in BACKENDS if each in times), default=None)
+  return best / times["ortplugin"] if best and "ortplugin" in times else None
+
+
 def table(record):
-  """Both tables of the record, in Markdown."""
+  """Both tables of the record, in Markdown; of the sweep the ends."""
   lines = []
   for name in dict.fromkeys(case.table for case in CASES):
     rows = [row for row in record["rows"] if row["table"] == name]
     if not rows:
       continue
+    rows, line = (rows, "") if name == "networks" else timing.ends(rows, speed)
+    lines += [line, ""] if line else []
     lines += [
       "| attention | " + " | ".join(COLUMNS.values()) + " | TFLOP/s | times the fastest of PyTorch's |",
       "|---|" + "---:|" * (len(COLUMNS) + 2),
     ]
     for row in rows:
       times = row["microseconds"]
-      ours, best = times.get("ortplugin"), min((times[each] for each in BACKENDS if each in times), default=None)
       cells = [f"{times[each]:.1f}" if each in times else "" for each in COLUMNS]
-      cells.append("" if ours is None else f"{row['flops'] / ours * 1e-6:.1f}")
-      cells.append("" if ours is None or best is None else f"{best / ours:.2f}")
+      cells.append(f"{row['flops'] / times['ortplugin'] * 1e-6:.1f}" if "ortplugin" in times else "")
+      cells.append(f"{speed(row):.2f}" if speed(row) else "")
       lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
     lines.append("")
   note = timing.older(record["rows"], [row["case"] for row in record["rows"]])

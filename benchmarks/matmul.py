@@ -244,24 +244,35 @@ def best_of(times):
   return {"microseconds": {**named, "tuned": tried[fastest]}, "algorithm": fastest}
 
 
+def compared(row):
+  """Our time and the fastest of PyTorch's, of the product alone where nothing follows it; None where there is none."""
+  times, alone = row["microseconds"], row["case"].endswith(", none")
+  found = (("bare" if alone else "ortplugin", "tuned"), ("torch bare",) if alone else ("torch", "lt"))
+  return [min((times[each] for each in names if each in times), default=None) for names in found]
+
+
+def speed(row):
+  ours, theirs = compared(row)
+  return theirs / ours if ours and theirs else None
+
+
 def table(record):
-  """Both tables of the record, in Markdown."""
+  """Both tables of the record, in Markdown; of the sweep the ends."""
   lines = []
   for name in ("networks", "sweep"):
     rows = [row for row in record["rows"] if row["table"] == name]
     columns = [each for each in COLUMNS if any(each in row["microseconds"] for row in rows)]
     if not rows:
       continue
+    rows, line = (rows, "") if name == "networks" else timing.ends(rows, speed)
     titles = [*(COLUMNS[each] for each in columns), "TFLOP/s", "times the fastest of PyTorch's"]
+    lines += [line, ""] if line else []
     lines += ["| M x K x N, what follows | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
     for row in rows:
-      times = row["microseconds"]
-      alone = row["case"].endswith(", none")
-      ours = [times[each] for each in ("bare" if alone else "ortplugin", "tuned") if each in times]
-      theirs = [times[each] for each in (("torch bare",) if alone else ("torch", "lt")) if each in times]
+      times, (ours, _) = row["microseconds"], compared(row)
       cells = [f"{times[each]:.1f}" if each in times else "" for each in columns]
-      cells.append(f"{row['flops'] / min(ours) * 1e-6:.1f}" if ours else "")
-      cells.append(f"{min(theirs) / min(ours):.2f}" if ours and theirs else "")
+      cells.append(f"{row['flops'] / ours * 1e-6:.1f}" if ours else "")
+      cells.append(f"{speed(row):.2f}" if speed(row) else "")
       lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
     lines.append("")
   note = timing.older(record["rows"], [row["case"] for row in record["rows"]])

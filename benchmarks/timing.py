@@ -338,6 +338,20 @@ def page(lines, name, where, note="", unit="Microseconds of a step, medians", li
   return "\n".join([*lines, "", f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."])
 
 
+def ends(rows, speed, shown=10):
+  """What a table has of many rows: the slowest, three of the fastest, and a line on all. `speed(row)`: over theirs."""
+  speeds = {row["case"]: speed(row) for row in rows}
+  known = sorted((row for row in rows if speeds[row["case"]] is not None), key=lambda row: speeds[row["case"]])
+  if len(known) <= shown + 3:
+    return rows, ""
+  values = [speeds[row["case"]] for row in known]
+  mean = math.exp(sum(map(math.log, values)) / len(values))
+  line = (
+    f"Of {len(values)}: geometric mean {mean:.2f}, {sum(x < 0.995 for x in values)} below 1. The slowest, and three:"
+  )
+  return known[:shown] + known[-3:], line
+
+
 def to_copy(row):
   """The time over that of a copy."""
   times = row["microseconds"]
