@@ -198,6 +198,7 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   // Two warpgroups share wide tiles where sums are long, and take turns only where each has tiles.
   CHECK(ConfigureGemm(Product(kHalf, 4096, 3072, 768), device).tile_n == 192);
   CHECK(!ConfigureGemm(Product(kHalf, 1576, 768, 768), device).take_turns);
+  CHECK(ConfigureGemm(Product(kHalf, 1576, 3072, 768), device).tile_n == 96);
   CHECK(entry(SquareConv(kHalf, false, 64, 14, 1024, 512, 1, 1, 0, 14), true) == "library");
   CHECK(entry(SquareConv(kHalf, false, 8, 14, 1024, 512, 1, 1, 0, 14), true) == "gemm");
 
