@@ -46,7 +46,6 @@ class RandomProduct(ProductCase):
   is_gated = False
 
   def inputs(self):
-    """The factors and the operands."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     scales = [1 / np.sqrt(max(1, self.products))] * (1 + self.is_gated)
     scales += [1] * (len(self.shapes) - 1 - len(scales))

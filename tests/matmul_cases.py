@@ -52,7 +52,6 @@ class Case(RandomProduct):
 
   @property
   def is_gated(self):
-    """Whether the first operand is weights, too."""
     return bool(self.attributes.get("gated"))
 
   @property
@@ -80,7 +79,6 @@ def expect(case, inputs=None, unit=None):
 
 
 def check(case, outputs, expected=None):
-  """Compares a kernel's outputs with the reference."""
   check_results(case, outputs, expect(case) if expected is None else expected)
 
 
@@ -194,7 +192,6 @@ class NormCase(Case):
 
   @property
   def product(self):
-    """The product alone."""
     count = len(self.program.parameters) + 1
     return Case(self.name, self.text, self.shapes[:count], self.trans_b, self.values, self.constant)
 

@@ -136,7 +136,6 @@ class ProgramCase:
     return parse(self.text)
 
   def inputs(self):
-    """One array for each parameter, in order."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     given = zip(self.program.parameters, self.shapes, strict=True)
     return [self._made(rng, number, each.dtype, shape) for number, (each, shape) in enumerate(given)]
@@ -157,7 +156,6 @@ class ProgramCase:
     return VALUES["normal" if self.values == "whole range" else self.values](rng, shape or (1,)).reshape(shape)
 
   def feeds(self):
-    """The inputs by name."""
     return dict(zip((parameter.name for parameter in self.program.parameters), self.inputs(), strict=True))
 
   def node(self):
@@ -204,7 +202,6 @@ class ProductCase:
 
   @property
   def names(self):
-    """Those of the inputs."""
     return [*self.factors, *(each.name for each in self.program.parameters[1:])]
 
   @property
@@ -214,7 +211,6 @@ class ProductCase:
 
   @property
   def results(self):
-    """Name and dtype of each output."""
     return results_of(self.program)
 
   def feeds(self):

@@ -74,7 +74,6 @@ def built(nodes, inputs, outputs, *versions, **options):
 
 
 def op_types(model):
-  """The operators of the graph's nodes in order."""
   return [node.op_type for node in model.graph.node]
 
 
@@ -84,12 +83,10 @@ def nodes_of(model, op_type):
 
 
 def initializers(model):
-  """The graph's initializers as arrays, by name."""
   return {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
 
 
 def all_attributes(node):
-  """The node's attributes by name."""
   return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 

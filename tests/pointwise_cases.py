@@ -18,8 +18,6 @@ from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES
 
 @dataclass(frozen=True)
 class Case(ProgramCase):
-  """One node with its inputs."""
-
   operator = OPERATOR
   node_name = "pointwise"
 

@@ -67,7 +67,6 @@ class Example:
   copied: bool  # the inputs are values that the graph makes, whose memory the operator may be given for its outputs
 
   def inputs(self):
-    """One array for each parameter."""
     rng = np.random.default_rng(self.seed)
     return [
       made(rng, parameter.dtype, shape, style)
@@ -75,7 +74,6 @@ class Example:
     ]
 
   def feeds(self):
-    """The inputs by name."""
     return {p.name: array for p, array in zip(self.program.parameters, self.inputs(), strict=True)}
 
 

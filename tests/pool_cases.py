@@ -54,7 +54,6 @@ class Case:
     return helper.make_node(self.op, ["x"], ["y"], name, domain=DOMAIN, **dict(self.attributes))
 
   def model(self, shape="its own"):
-    """A model of this one node, with the case's shape or the one given. The output's shape is left to inference."""
     return self.model_of([self.node()], self.shape if shape == "its own" else shape)
 
   def model_of(self, nodes, shape=None, opset=OPSET):

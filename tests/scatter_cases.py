@@ -59,12 +59,10 @@ class Case:
 
   @property
   def dtypes(self):
-    """Of the node's inputs, in order."""
     kinds = {"data": self.dtype, "updates": self.dtype, "indices": self.index_dtype, "starts": self.index_dtype}
     return tuple(kinds[name] for name in INPUTS[self.op])
 
   def inputs(self):
-    """One array for each input of the node, in order."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     arrays = []
     for name, shape in zip(INPUTS[self.op], self.shapes, strict=True):
@@ -94,11 +92,9 @@ class Case:
     return np.ascontiguousarray(made).reshape(shape).astype(ONNX_DTYPES[self.index_dtype][1])
 
   def feeds(self):
-    """The inputs by name."""
     return dict(zip(INPUTS[self.op], self.inputs(), strict=True))
 
   def node(self, name="scatter"):
-    """The node, which writes 'y'."""
     return helper.make_node(self.op, INPUTS[self.op], ["y"], name, domain=DOMAIN, **dict(self.attributes))
 
   def with_attributes(self, **attributes):

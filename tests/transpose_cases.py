@@ -46,7 +46,6 @@ class Case:
     return helper.make_node("FusedTranspose", ["x"], ["y"], "moved", domain=DOMAIN, perm=self.perm, **window)
 
   def model(self, shape="its own"):
-    """A model of this one node, with the case's shape or the one given. The output's shape is left to inference."""
     declared = self.shape if shape == "its own" else shape
     return model_with([self.node()], [("x", self.dtype, declared)], [("y", self.dtype)])
 

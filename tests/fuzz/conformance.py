@@ -75,7 +75,6 @@ def _stored(model, folder):
 
 
 def as_it_is(model, feeds):
-  """The case."""
   return model, feeds
 
 
@@ -181,7 +180,6 @@ def cases(variant, part=0, parts=1):
 
 
 def wrong(variant, verdicts):
-  """The findings, but for those that are known."""
   return {
     name: each
     for name, each in verdicts.items()
@@ -190,7 +188,6 @@ def wrong(variant, verdicts):
 
 
 def judge_all(cases, jobs=2):
-  """The verdicts by name, in `jobs` processes."""
   verdicts = {}
   lock = threading.Lock()
 

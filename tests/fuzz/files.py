@@ -111,7 +111,6 @@ _CONSTANTS = {
 
 @cache
 def models():
-  """The files that are altered, by name."""
   import numpy as np
   from exported import DATA
 
@@ -176,8 +175,6 @@ def _alter_bytes(data, rng):
 
 @dataclass(frozen=True)
 class _Field:
-  """A field of a message in the model."""
-
   owner: Any
   descriptor: Any
 

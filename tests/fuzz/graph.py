@@ -31,7 +31,6 @@ class Style:
 
   @property
   def main(self):
-    """The dtype of most values while the graph is made."""
     return DOUBLE if self.dtype == "fp64" else FLOAT
 
   @property
@@ -50,22 +49,18 @@ class Value:
 
   @property
   def shape(self):
-    """Its sizes."""
     return tuple(self.array.shape)
 
   @property
   def rank(self):
-    """The number of its dimensions."""
     return int(self.array.ndim)
 
   @property
   def dtype(self):
-    """Its dtype."""
     return self.array.dtype
 
   @property
   def is_float(self):
-    """Whether it is floating."""
     return self.dtype.kind == "f"
 
 
@@ -99,7 +94,6 @@ class Graph:
     return self.rng.random() < share
 
   def choice(self, options):
-    """One of them."""
     return self.rng.choice(list(options))
 
   def fresh(self, prefix="v"):
@@ -144,7 +138,6 @@ class Graph:
     return self.rounded(np.asarray(made, dtype))
 
   def input(self, array):
-    """A new input of the graph."""
     name = self.fresh("x")
     if self.style.special and array.dtype.kind == "f" and array.size:
       array = array.copy()
@@ -367,7 +360,6 @@ def _find(op, opset, dtype, main):
 
 
 def outputs_of(nodes):
-  """Value name to the node that makes it."""
   return {name: node for node in nodes for name in node.output if name}
 
 

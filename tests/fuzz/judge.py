@@ -265,5 +265,4 @@ def _status_by_default(case, reference):
 
 
 def optimize(case, **more):
-  """`ortplugin.optimize` with the case's options."""
   return ortplugin.optimize(case.model, **{**case.options, **more})

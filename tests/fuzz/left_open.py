@@ -20,12 +20,10 @@ CONVOLUTIONS = ("FusedConv", "FusedConvTranspose", "ConvGrad", "FusedMatMul")  #
 
 
 def has_convolution(model):
-  """Whether a convolution of ours is in the model."""
   return any(node.domain == OURS and node.op_type in CONVOLUTIONS for node in walk_nodes(model))
 
 
 def has_masked_attention(model):
-  """Whether a FusedAttention of the model has a mask."""
   return any(
     node.op_type == "FusedAttention" and any(each.name == "mask_dtype" for each in node.attribute)
     for node in walk_nodes(model)

@@ -109,7 +109,6 @@ class Minimiser:
           break
 
   def _plain(self):
-    """Short numbers, plain names."""
     for tensor in self._case.oracle.graph.initializer:
       self._try(ones(self._case, tensor.name))
     for digits in (0, 1, 2):
@@ -118,7 +117,6 @@ class Minimiser:
     self._try(renamed(self._case))
 
   def _passes(self):
-    """As few passes as do it."""
     from ortplugin.optimizer import PIPELINE
 
     left_out = [each for each in self._case.options.get("skip", ())]

@@ -118,7 +118,6 @@ MISTAKES = (
 
 
 def source_of(module):
-  """The file of a module of ortplugin, which is not imported for that."""
   package = importlib.util.find_spec("ortplugin")
   folders = [Path(each) for each in package.submodule_search_locations or ()]
   files = [folder.joinpath(*module.split(".")[1:]).with_suffix(".py") for folder in folders]
@@ -143,14 +142,12 @@ class _Finder:
     self._module, self._text = module, text
 
   def find_spec(self, name, path=None, target=None):
-    """The module's spec; None for any other."""
     return importlib.machinery.ModuleSpec(name, self) if name == self._module else None
 
   def create_module(self, spec):
     """As usual."""
 
   def exec_module(self, module):
-    """Runs the text."""
     exec(compile(self._text, f"<{self._module} with a mistake>", "exec"), vars(module))
 
 

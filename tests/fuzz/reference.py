@@ -69,7 +69,6 @@ class Reference:
 
   @property
   def wanted(self):
-    """The oracle's outputs."""
     if self._wanted is None:
       if words := lethal.of_model(self.case.oracle, self.feeds):
         raise UnfitError(words)

@@ -50,7 +50,6 @@ class Result:
 
   @property
   def graphs(self):
-    """How many cases there were."""
     return self.counts.total()
 
 

@@ -1,5 +1,3 @@
-"""Shrink, HardSwish, Gelu and FastGelu of double are judged in double, and what stands beside them too."""
-
 import math
 
 import numpy as np
@@ -76,8 +74,7 @@ def test_what_stays():
   body = model_of(
     "t = bool {1} y = If(t) <then () => (double[n] z) { z = Shrink(x) }, else () => (double[n] z) { z = Neg(x) }>"
   )
-  got = run(make_session(in_double(body)), {"x": X})["y"]
-  assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
+  assert_array_equal(run(make_session(in_double(body)), {"x": X})["y"][:-3], shrink(X, 0, 0.5)[:-3])
 
 
 def judge(original, optimized, monkeypatch, x=X[:-3]):
@@ -102,8 +99,7 @@ def test_what_does_not_load_as_it_is(library, monkeypatch):
   assert in_double(broken) is not broken
   run(make_session(in_double(broken)), {"x": X})
   monkeypatch.setattr(f"{__name__}.model_of", lambda each, dtype: {"original": model, "optimized": broken}[each])
-  finding = judge("original", "optimized", monkeypatch).finding
-  assert finding.kind == "load"
+  assert judge("original", "optimized", monkeypatch).finding.kind == "load"
   assert judge("optimized", "original", monkeypatch).what == "unfit"
 
 
@@ -171,8 +167,7 @@ def test_a_comparison_with_what_it_was_made_of(library):
   )
   x = np.linspace(-1e-4, 0, 100).astype(np.float32)
   assert not run(make_session(model), {"x": x})["y"].all()
-  case = case_of(model, {"x": x}, only=["lone-pointwise"])
-  verdict = Judge().judge(case)
+  verdict = Judge().judge(case_of(model, {"x": x}, only=["lone-pointwise"]))
   assert verdict.what == "same", verdict
   assert verdict.rewrites
 

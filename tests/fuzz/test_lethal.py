@@ -1,5 +1,3 @@
-"""What ends the process in ONNX Runtime alone is told from what it and we run."""
-
 import numpy as np
 import onnx.parser
 from onnx_models import add_weights, ones, op_types, parametrize, parsed, raises

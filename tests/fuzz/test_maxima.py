@@ -1,5 +1,3 @@
-"""The form in which maxima of NaN are compared: NaN propagates, and nothing else changes by a bit."""
-
 import numpy as np
 from onnx_models import parametrize, parsed
 

@@ -1,5 +1,3 @@
-"""The oracle: how far rounding moves an output, in every opset, and what the original leaves unwritten."""
-
 from dataclasses import replace
 
 import numpy as np

@@ -88,7 +88,6 @@ class Worker:
       return _unfit(stage, what) or Verdict("finding", finding=Finding("crash", f"{what} in '{stage}'{words}"))
 
   def close(self):
-    """Ends the process."""
     if self._process is not None:
       self._process.kill()
       self._process.wait()

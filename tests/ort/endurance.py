@@ -94,7 +94,6 @@ CASES = {
 
 @cache
 def cases():
-  """The cases, of every operator."""
   found = []
   for module, names in CASES.items():
     by_name = {case.name: case for case in __import__(f"{module}_cases").CASES}
@@ -134,7 +133,6 @@ def make(made, threads=1):
 
 
 def bits(session, given):
-  """The outputs' bytes."""
   return [output.tobytes() for output in session.run(None, dict(given))]
 
 

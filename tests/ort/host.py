@@ -39,7 +39,6 @@ def run(session, case):
 
 
 def run_one(session, case):
-  """The only output."""
   (output,) = run(session, case)
   return output
 

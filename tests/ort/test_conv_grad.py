@@ -1,5 +1,3 @@
-"""ConvGrad in ONNX Runtime on the CPU: its reference; shapes; threads; what is refused."""
-
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
 from node_cases import typed

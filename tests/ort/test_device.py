@@ -1,5 +1,3 @@
-"""ortplugin.run on device arrays, with a device in host memory: what is copied between host and device."""
-
 import sys
 import weakref
 from contextlib import nullcontext
@@ -76,8 +74,6 @@ def test_a_plain_run_takes_device_arrays_where_they_are(cupy):
 
 
 class Foreign:
-  """A tensor of another library."""
-
   def __init__(self, array, place):
     self.array, self.place = array, place
 
@@ -172,8 +168,7 @@ def test_what_the_host_makes_is_bound_there(cupy):
         { y = Add(x, x)  z = Hardmax(x)  e = Expand(zero, none) }""",
     18,
   )
-  host = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
-  made = DeviceSession(host, {"z", "e"}, False)
+  made = DeviceSession(onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY), {"z", "e"}, False)
   found = ortplugin.run(made, {"x": X}, ["z", "e", "y"])
   assert made.bound == {"z": "cpu", "e": "cpu", "y": "cuda"}
   assert all(isinstance(each, cupy.ndarray) for each in found.values())
@@ -222,8 +217,7 @@ COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
 def test_what_counts_on_the_host_is_not_captured(nodes, words, patch):
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
-  model = parsed(COUNTING % nodes, 18).SerializeToString()
-  session = onnxruntime.InferenceSession(model, options, providers=CPU_ONLY)
+  session = onnxruntime.InferenceSession(parsed(COUNTING % nodes, 18).SerializeToString(), options, providers=CPU_ONLY)
   core.check_captured(session)  # nothing runs on a GPU
   patch(core, "CUDA", core.CPU)
   with raises(UsageError, words) if words else nullcontext():

@@ -1,5 +1,3 @@
-"""Verification in a process of its own: what dies there ends in a verdict here."""
-
 import os
 import subprocess
 import sys
@@ -47,7 +45,6 @@ def process(folder, fault="", kind=dying.Dying, **more):
 
 
 def message(result):
-  """Of the one comparison that failed, or ''."""
   return next((output.message for each in result.inputs for output in each.outputs if not output.passed), "")
 
 
@@ -119,8 +116,7 @@ def test_a_lost_process_is_replaced(tmp_path):
     number = judge._child.call("number", seconds=lambda doing: 60)
     assert number != os.getpid()
     assert judge._child.call("number", seconds=lambda doing: 60) == number
-    wrong = parsed(MODEL.replace("Abs", "Sin"))
-    onnx.save(wrong, tmp_path / "wrong.onnx")
+    onnx.save(parsed(MODEL.replace("Abs", "Sin")), tmp_path / "wrong.onnx")
     assert not judge.agrees(CPU, Side(tmp_path / "wrong.onnx", plugin=False))
     assert judge._child.call("number", seconds=lambda doing: 60) != number
 

@@ -1,5 +1,3 @@
-"""Replays of a CUDA graph and the judgement on them, with the CPU provider in the place of a GPU."""
-
 from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
@@ -43,7 +41,6 @@ def replay(gpu=None, spoil=None, given=None, **more):
 
 
 def verdict(replayed, case=0, **more):
-  """Output name to message, of those that did not pass."""
   judged = compare_replays(replayed, case, wanted(cases()[case]), **more)
   return {output.name: output.message for output in judged if not output.passed}
 
@@ -60,8 +57,7 @@ def test_every_replay_is_kept_and_the_host_waits_for_none():
   assert not verdict(replayed, 1)
   assert replayed.differing("y") == 0
   queue = "".join({"wait": "w", "replay": "r"}.get(word, "") for word in gpu.log)
-  batches = sorted(len(part) for part in queue.split("w"))
-  assert batches[-2:] == [REPLAYS // 2, REPLAYS // 2]
+  assert sorted(len(part) for part in queue.split("w"))[-2:] == [REPLAYS // 2, REPLAYS // 2]
   assert gpu.log.count("disturb") > REPLAYS // 2
   assert gpu.log.count("fill") == REPLAYS // 2 * 2, "every other replay, two outputs"
 

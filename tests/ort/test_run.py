@@ -1,5 +1,3 @@
-"""`session` and `run` with ONNX Runtime on the CPU."""
-
 import ml_dtypes
 import numpy as np
 import onnx

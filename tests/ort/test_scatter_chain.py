@@ -1,5 +1,3 @@
-"""Updates of one tensor, one after the other, are made in its memory: ONNX Runtime grants it if it knows the shapes."""
-
 import json
 from pathlib import Path
 

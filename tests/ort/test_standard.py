@@ -1,5 +1,3 @@
-"""`ortplugin.session` without a GPU: convolutions in float are ONNX Runtime's own there."""
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -156,8 +154,7 @@ def test_verification_times_what_a_session_runs(tmp_path, patch):
 
   real = judge._runner
   patch(judge, "_runner", runner)
-  question = judge.Question(sides[0], without_weights(model).SerializeToString())
-  judged = judge.Judge(question)
+  judged = judge.Judge(judge.Question(sides[0], without_weights(model).SerializeToString()))
   result = judged.verify(core.CPU, sides[1], timed=True)
   assert result.passed
   assert result.optimized_ms is not None

@@ -1,5 +1,3 @@
-"""FusedTranspose in ONNX Runtime on the CPU: its reference, what its decomposition gives, shapes, threads, refusals."""
-
 import numpy as np
 from node_cases import OPSET, bits, model_with
 from onnx import helper

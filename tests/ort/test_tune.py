@@ -1,5 +1,3 @@
-"""--tune: what measures fastest stands in the model, on the CPU provider."""
-
 from dataclasses import replace
 
 import numpy as np

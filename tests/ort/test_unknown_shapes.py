@@ -1,5 +1,3 @@
-"""What stands behind a tensor whose shape ONNX Runtime can't tell or infers wrongly."""
-
 import numpy as np
 import onnx
 import onnx.parser

@@ -28,7 +28,6 @@ def it_ends(patch):
 
 
 def shapes(text, opset=17):
-  """The shapes of all values of a graph in ONNX's textual syntax."""
   graph = annotated(parsed(f"{text}", opset, domains=["com.microsoft"]))
   return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
 

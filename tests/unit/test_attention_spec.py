@@ -1,5 +1,3 @@
-"""FusedAttention's spec in Python: layouts, shapes, the reference, errors; and its cases' comparison."""
-
 import numpy as np
 import pytest
 from attention_cases import CASES, LAYOUTS, by_name, case_of, check

@@ -1,5 +1,3 @@
-"""optimize-model without ONNX Runtime: its options, its files, and every mistake as one line."""
-
 import contextlib
 import io
 import os
@@ -179,8 +177,7 @@ def test_progress_and_colours_stay_out_of_stdout(tmp_path):
 def test_steps_and_seconds_are_shown_on_a_terminal_alone(tmp_path):
   command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx"), "--no-verify"]
   environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
-  done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-  assert done.stderr == ""
+  assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stderr == ""
   ours, theirs = pty.openpty()
   process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment)
   os.close(theirs)

@@ -1,5 +1,3 @@
-"""ConvGrad's spec in Python: the reference against numerical differentiation, decomposition, shapes, errors."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -78,12 +76,10 @@ def test_shapes_that_are_partly_known():
   assert shapes_of(case, ("N", 3, "H", "W"), (4, 3, 3, 3), full) == [("N", 3, "H", "W"), (4, 3, 3, 3), (4,)]
   assert shapes_of(case, None, None, None) == [None, (None, None, 3, 3), None]
   assert shapes_of(case, ("N", 3, "H", "W"), None, ("N", None, 7, 9)) == [("N", 3, "H", "W"), (None, 3, 3, 3), (None,)]
-  without = by_name["without X, float"]
-  assert shapes_of(without, (2, 4, 3, 2), ("N", 2, 4, None)) == [("N", 4, 7, None)]
+  assert shapes_of(by_name["without X, float"], (2, 4, 3, 2), ("N", 2, 4, None)) == [("N", 4, 7, None)]
 
 
 def node(**changes):
-  """A valid node but for the changes; None removes an attribute."""
   return changed(by_name["3x3, NCHW, float"].node(), changes)
 
 

@@ -1,5 +1,3 @@
-"""FusedConv's spec in Python: reference, decomposition, geometry, errors; and its cases' comparison."""
-
 import numpy as np
 import onnx
 from conv_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, by_name, check, expect, made

@@ -1,5 +1,3 @@
-"""FusedConvTranspose's spec in Python: the reference, decomposition, shapes, errors."""
-
 import numpy as np
 import onnx
 from conv_transpose_cases import GEOMETRIES, OPERATOR, by_name, check

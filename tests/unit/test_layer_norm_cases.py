@@ -10,7 +10,6 @@ from node_cases import VALUES, steps, typed
 
 
 def outputs(case):
-  """The reference's own outputs, as a kernel would give them."""
   return [np.array(output) for output in expect(case).outputs]
 
 

@@ -1,5 +1,3 @@
-"""FusedLayerNorm's spec in Python: reference, decomposition, shape inference, errors."""
-
 import numpy as np
 import onnx
 from ml_dtypes import bfloat16
@@ -136,8 +134,7 @@ def test_nan_is_neither_above_nor_below_a_threshold():
   """ONNX defines both by comparisons that NaN fails, and ONNX Runtime computes them so: 0."""
   nan = np.array([np.nan])
   for op in ("ThresholdedRelu", "Shrink<bias=1>"):
-    program = parse(f"(double x) => (double y) {{ y = {op}(x) }}")
-    assert_array_equal(evaluate(program.statements[0], [nan]), [0.0])
+    assert_array_equal(evaluate(parse(f"(double x) => (double y) {{ y = {op}(x) }}").statements[0], [nan]), [0.0])
 
 
 def test_shape_inference():

@@ -1,5 +1,3 @@
-"""Lengths of axes that shape inference has no name for."""
-
 import onnx_graphsurgeon as gs
 from onnx_models import parametrize, parsed
 

@@ -1,5 +1,3 @@
-"""FusedMatMul's spec in Python: shapes, decomposition, errors, and what it asks of the library for --tune."""
-
 import numpy as np
 import onnx
 import pytest

@@ -1,5 +1,3 @@
-"""Models through the graph and back: nothing is lost, nothing is invented."""
-
 import subprocess
 import sys
 import time
@@ -118,8 +116,7 @@ def test_attributes_of_every_kind():
     node.attribute.append(helper.make_attribute(name, value))
   for attribute in node.attribute:
     attribute.doc_string = f"about {attribute.name}"
-  empty = node.attribute.add(name="none", type=AttributeProto.INTS)
-  assert not empty.ints
+  assert not node.attribute.add(name="none", type=AttributeProto.INTS).ints
   assert_round_trip(model)
 
 
@@ -281,8 +278,7 @@ def test_a_constant_that_changes():
   constant = graph.nodes[0].inputs[1]
   assert constant.values.tolist() == [1, 2, 3, 4]
   constant.values = zeros(4)
-  exported = export_model(graph, model)
-  assert to_array(exported.graph.initializer[0]).tolist() == [0, 0, 0, 0]
+  assert to_array(export_model(graph, model).graph.initializer[0]).tolist() == [0, 0, 0, 0]
   assert to_array(model.graph.initializer[0]).tolist() == [1, 2, 3, 4]
 
 
@@ -377,8 +373,7 @@ def test_what_is_said_of_a_value_goes_with_it_and_not_with_its_name(freed):
     maker.outputs.clear()
     graph.nodes = [product, last]
     if rename:
-      again = gs.Variable("w", np.dtype(np.float32), ("N", 4))
-      product.outputs[0] = last.inputs[0] = again
+      product.outputs[0] = last.inputs[0] = gs.Variable("w", np.dtype(np.float32), ("N", 4))
     exported = export_model(graph, model)
     onnx.checker.check_model(exported, full_check=True)
     assert not exported.graph.value_info

@@ -90,7 +90,6 @@ each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operat
 
 
 def stem_of(operator):
-  """'layer_norm': what its folder, kernels, tests and benchmark are named after."""
   return CASES[operator.name].__name__.rpartition(".")[2].removesuffix("_cases")
 
 
@@ -207,8 +206,7 @@ def test_every_source_is_built():
   """C++ files are compiled into the library, CUDA files are strings in it."""
   lists = [(ROOT / "cmake" / name).read_text() for name in ("sources.cmake", "kernels.cmake")]
   built = set(re.findall(r"^ +(?:\w+=)?([\w/]+\.c[cu]h?)", "\n".join(lists), re.M))
-  sources = {path.relative_to(ROOT / "ortplugin").as_posix() for path in (ROOT / "ortplugin").rglob("*.c[cu]*")}
-  assert sources == built
+  assert {path.relative_to(ROOT / "ortplugin").as_posix() for path in (ROOT / "ortplugin").rglob("*.c[cu]*")} == built
 
 
 @each_operator

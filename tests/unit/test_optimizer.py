@@ -20,8 +20,6 @@ from ortplugin.report import CONVERSION, Dropped, Report
 
 @dataclass
 class Replace:
-  """Turns nodes of one type into another."""
-
   name: str
   old: str
   new: str
@@ -41,7 +39,6 @@ class Replace:
 
 
 def chain(*types, dims=("n", 4)):
-  """x through unary operators to y."""
   names = ["x", *(f"t{i}" for i in range(len(types) - 1)), "y"]
   nodes = [helper.make_node(op, [names[i]], [names[i + 1]], f"node{i}") for i, op in enumerate(types)]
   value = f"float[{','.join(map(str, dims))}]"

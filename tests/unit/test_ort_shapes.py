@@ -124,8 +124,7 @@ def test_beside_what_has_no_elements():
   """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
     { y = Concat<axis=1>(e, x, x) }""")
-  graph = annotated(model)
-  assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
+  assert annotated(model).outputs[0].shape == ("A", "B", 3)  # of which the model says that much
   assert computed(model, {"x": zeros(4, 2, 3)})[0].shape == (4, 4, 3)
 
 
@@ -147,8 +146,7 @@ def test_a_length_of_zero_that_a_model_says_of_a_value(where):
     25,
     12,
   )
-  inferred = onnx.shape_inference.infer_shapes(model)
-  (said,) = inferred.graph.value_info
+  (said,) = onnx.shape_inference.infer_shapes(model).graph.value_info
   if where == "output":
     model.graph.output[0].type.CopyFrom(said.type)
   else:
@@ -339,8 +337,7 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
 )
 def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays):
   """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
-  pool = f"AveragePool<ceil_mode=1, kernel_shape=[{kernel}, {kernel}], strides=[2,2]>(before)"
-  model = behind(pool, width, width)
+  model = behind(f"AveragePool<ceil_mode=1, kernel_shape=[{kernel}, {kernel}], strides=[2,2]>(before)", width, width)
   made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
   (made_pool,) = nodes_of(made, "AveragePool")
   assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays

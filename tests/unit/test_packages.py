@@ -20,7 +20,6 @@ LINES_OF_FUNCTION = 80  # docstring included
 
 
 def modules():
-  """Each module's path by its name."""
   found = {}
   for path in ROOT.rglob("*.py"):
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -52,7 +51,6 @@ def imports(module, path, known):
 
 
 def part(module):
-  """The part that a module belongs to: a package, a folder of passes, or a module of the root."""
   names = module.split(".")
   if names[1:2] == ["passes"] and len(names) > 3:
     return ".".join(names[:3])

@@ -1,5 +1,3 @@
-"""The pattern language and the facts that checks ask for."""
-
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -23,7 +21,6 @@ def scope_of(text):
 
 
 def makers(scope):
-  """The nodes by their first output."""
   return {node.outputs[0].name: node for node in scope.slots if node is not None}
 
 
@@ -120,8 +117,7 @@ def test_constants():
 
 def test_large_constants_are_not_read():
   weights = {"w": ones(2000)}
-  model = parsed("g (float[2000] x) => (y) { y = Add(x, w) }", weights=weights)
-  scope = next(scopes(import_model(model)))
+  scope = next(scopes(import_model(parsed("g (float[2000] x) => (y) { y = Add(x, w) }", weights=weights))))
   tensor = scope.graph.tensors()["w"]
   assert scope.is_constant(tensor)
   assert scope.constant(tensor) is None
@@ -248,8 +244,7 @@ def test_annotation_survives_what_it_cannot_infer():
 
 def test_inference_from_the_inputs_is_believed_before_value_info():
   """Tools that make a batch dynamic often leave its old length in value_info."""
-  model = parsed("""g (float[batch,3] x) => (y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }""")
-  graph = import_model(model)
+  graph = import_model(parsed("""g (float[batch,3] x) => (y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }"""))
   assert tuple(graph.tensors()["a"].shape) == (1, 3)
   annotate(graph)
   assert tuple(graph.tensors()["a"].shape) == ("batch", 3)

@@ -1,5 +1,3 @@
-"""Pointwise programs in Python: the reference and the decomposition on integers, and the shapes of the results."""
-
 import operator
 
 import numpy as np

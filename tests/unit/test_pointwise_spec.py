@@ -1,5 +1,3 @@
-"""FusedPointwise's spec in Python: reference, decomposition, shape inference, errors; and its cases' comparison."""
-
 import numpy as np
 from node_cases import assert_invalid, run_at_opset, steps, typed
 from onnx import helper
@@ -97,7 +95,6 @@ def test_an_invalid_node_is_named(reason):
 
 
 def outputs(case):
-  """The reference's own outputs, as a kernel would give them."""
   return [np.array(output) for output in expect(case).outputs]
 
 

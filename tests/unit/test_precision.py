@@ -88,8 +88,7 @@ def test_back_to_float32():
 def test_bfloat16_where_the_opset_has_it():
   result, _, _ = convert(two_products(), "bf16")
   assert ops(result) == "Cast>bfloat MatMul Relu MatMul Cast>float"
-  old = model("y = MatMul(x, w)", {"w": WEIGHT}, opset=12)
-  result, count, kept = convert(old, "bf16")
+  result, count, kept = convert(model("y = MatMul(x, w)", {"w": WEIGHT}, opset=12), "bf16")
   assert (ops(result), count) == ("MatMul", 0)
   assert kept == {"make_y": "opset 12 has no MatMul in bfloat16"}
 
@@ -176,8 +175,7 @@ def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrit
 def test_the_statistics_of_a_norm_stay(name):
   """Their dtype is what stash_type says, float32, whatever that of the norm."""
   nodes = "a = MatMul(x, w)  n, mean = LayerNormalization<axis=1>(a, g)  y = MatMul(n, w)  z = Neg(mean)"
-  original = model(nodes, {"w": WEIGHT, "g": ones(4)}, outputs="float[2,4] y, float[2,1] z")
-  result, _, _ = convert(original, name)
+  result, _, _ = convert(model(nodes, {"w": WEIGHT, "g": ones(4)}, outputs="float[2,4] y, float[2,1] z"), name)
   inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
   types = {each.name: each.type.tensor_type.elem_type for each in inferred.graph.value_info}
   assert (types["n"], types["mean"]) == (HALF if name == "fp16" else BFLOAT, FLOAT)

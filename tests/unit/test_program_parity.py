@@ -1,5 +1,3 @@
-"""The two parsers, Python's and the library's, accept the same programs and print them alike."""
-
 import random
 import subprocess
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The report: counts, stable JSON keys, and text that says what happened."""
-
 import io
 import json
 

@@ -1,5 +1,3 @@
-"""Registering and choosing providers, with stand-ins for ONNX Runtime; tests/ort and tests/gpu have the real one."""
-
 import subprocess
 import sys
 import time

@@ -1,5 +1,3 @@
-"""Reading hostile and damaged files, and writing whole files or none."""
-
 import os
 import resource
 import signal

@@ -1,5 +1,3 @@
-"""FusedSumTo's spec in Python: reference, decomposition, shape inference, errors; and its cases' comparison."""
-
 import numpy as np
 from node_cases import assert_invalid, run_at_opset, typed
 from onnx.helper import make_node

@@ -1,5 +1,3 @@
-"""Models of old opsets: what they become, that they compute the same in ONNX Runtime, and what is refused."""
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -323,8 +321,7 @@ def test_names_of_lengths_that_a_slice_does_not_keep(body, kept):
     10,
     5,
   )
-  said = onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, (3, "batch"))
-  model.graph.value_info.append(said)
+  model.graph.value_info.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, (3, "batch")))
   made = upgrade(model).graph
   dims = {each.name: each.type.tensor_type.shape.dim for each in (*made.input, *made.output, *made.value_info)}
   assert {name for name in ("x", "d", "y") if dims[name][1].dim_param == "batch"} == kept

@@ -22,7 +22,6 @@ def chain(g, x, prefix, others, count):
 
 
 def body(name, nodes, inputs, outputs, constants=None):
-  """A body."""
   return helper.make_graph(nodes, name, inputs, outputs, constants or [])
 
 
@@ -146,7 +145,6 @@ def function(g):
 
 @glue(0.3)
 def optional(g):
-  """Bools that choose: a Where by the If's condition."""
   x = g.pick()
   flag = g.input(np.asarray(g.chance(0.5), BOOL))
   return g.op("Where", flag, x, g.op("Neg", x))

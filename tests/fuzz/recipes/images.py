@@ -10,7 +10,6 @@ ACTIVATIONS = ["Relu", "Relu", "Sigmoid", "Tanh", "HardSwish", "Clip", "LeakyRel
 
 
 def activate(g, x):
-  """One of the usual activations."""
   kind = g.choice(ACTIVATIONS)
   if kind == "swish":
     return g.op("Mul", *([x, g.op("Sigmoid", x)] if g.chance(0.5) else [g.op("Sigmoid", x), x]))
@@ -143,7 +142,6 @@ def up(g):
 
 @motif(1)
 def classifier(g):
-  """A pool, a view, a linear layer or two."""
   x = image(g)
   pool = g.op(g.choice(["GlobalAveragePool", "GlobalMaxPool"]), x)
   view = g.choice(["Flatten", "Reshape", "Squeeze"])

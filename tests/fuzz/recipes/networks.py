@@ -57,7 +57,6 @@ def window(g, x, largest=3):
 
 
 def convolve(g, x, filters=None, bias=None, **given):
-  """A Conv; `given`: attributes, else random ones."""
   attributes = dict(given or window(g, x))
   channels = x.shape[1]
   groups = int(attributes.get("group", 0) or g.choice([1, 1, 1, channels, *(d for d in (2, 3) if channels % d == 0)]))
@@ -74,7 +73,6 @@ def convolve(g, x, filters=None, bias=None, **given):
 
 
 def transposed(g, x, **given):
-  """A ConvTranspose."""
   attributes = dict(given or window(g, x))
   channels, count = x.shape[1], x.rank - 2
   groups = g.choice([1, 1, channels, *(d for d in (2,) if channels % d == 0)])
@@ -99,7 +97,6 @@ def conv_transpose(g):
 
 
 def pooled(g, x):
-  """A pool of some kind."""
   kind = g.choice(
     ["MaxPool", "MaxPool", "AveragePool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"]
   )

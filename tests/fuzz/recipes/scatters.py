@@ -19,7 +19,6 @@ def updates_of(g, shape, x):
 
 
 def target(g):
-  """What is written to."""
   return g.pick("any" if g.chance(0.15) else "main", ranks=range(1, 5), where=lambda value: 0 not in value.shape)
 
 

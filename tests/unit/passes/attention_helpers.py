@@ -24,7 +24,6 @@ def graph(nodes, inputs, y="float[2,5,32] y", constants="", opset=18):
 
 
 def feeds(original, scale=1.0, rng=None, **lengths):
-  """Values for every input, not so large that one score outweighs all others."""
   found = {}
   rng = rng or seeded(original)
   given = {each.name for each in original.graph.initializer}
@@ -52,7 +51,6 @@ def attributes(node):
 
 
 def attentions(optimized):
-  """The fused nodes."""
   return nodes_of(optimized, "FusedAttention")
 
 
@@ -68,6 +66,5 @@ def fused(original, *passes, into=None, given=None, **lengths):
 
 
 def assert_equal(original, optimized, given):
-  """Equal outputs in ONNX Runtime, of the fused model decomposed."""
   for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
     assert_close(expected, found)

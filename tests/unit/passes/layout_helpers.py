@@ -26,7 +26,6 @@ def graph(nodes, constants="", inputs="", out="float[N,4,5,6] y", x="float[N,4,5
 
 
 def between(nodes, constants="", inputs="", out="[A,B,C,D]"):
-  """`nodes` between two convolutions: they make `last` from c."""
   return model(graph(f"{nodes}  y = {SAME}(last, w)", constants, inputs, f"float{out} y"))
 
 

@@ -20,7 +20,6 @@ TOLERANCES = {"float16": (4e-3, 4e-3), "bfloat16": (2e-2, 2e-2), "float32": (2e-
 
 
 def model(graph, opset=17, contrib=False, ir=8):
-  """A model from ONNX's textual syntax: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }'."""
   return parsed(graph, opset, ir, domains=["com.microsoft"] if contrib else ())
 
 
@@ -87,7 +86,6 @@ def _assert_names_stay_unique(original, passes):
 
 
 def _nodes(graph):
-  """The nodes of the graph and its bodies."""
   for node in graph.node:
     yield node
     for attribute in node.attribute:
@@ -122,13 +120,11 @@ def _restore(graph, opset):
 
 
 def operators(model):
-  """The operators in order, Constants left out."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
   return [node.op_type for node in graph.node if node.op_type != "Constant"]
 
 
 def programs(model):
-  """The programs of the fused nodes in order."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
   return [a.s.decode() for node in graph.node for a in node.attribute if a.name == "program"]
 
@@ -182,7 +178,6 @@ def assert_same_values(original, optimized, feeds):
 
 
 def seeded(model):
-  """A generator seeded by the model: the same numbers in every run and order."""
   return np.random.default_rng(zlib.crc32(model.SerializeToString(deterministic=True)))
 
 

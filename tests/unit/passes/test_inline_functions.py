@@ -1,5 +1,3 @@
-"""Local functions: their bodies stand where they were called, with equal outputs; what can't be replaced stays."""
-
 import numpy as np
 import onnx
 import onnx.parser

@@ -59,7 +59,6 @@ def test_gpt_2(rows):
 
 
 def test_others_may_read_what_is_present():
-  """A reader besides, and no output."""
   nodes = HEADS + SPLIT + JOIN + PLAIN.replace("y = Reshape", "z = Reshape") + (
       "  at = {-1}  most = ReduceMax<keepdims=0>(present_key)  y = Add(z, most)")  # fmt: skip
   assert list(drawn(built(nodes, present="")).output) == ["z", "present_key", "present_value"]

@@ -1,5 +1,3 @@
-"""Operators that are attention already, against what ONNX Runtime computes of them."""
-
 import numpy as np
 import pytest
 from attention_helpers import attributes, fused, in_float  # noqa: F401

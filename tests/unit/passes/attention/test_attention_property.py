@@ -1,5 +1,3 @@
-"""Random views between projections and attention: whatever is read through, the result is the same."""
-
 import numpy as np
 import pytest
 from attention_helpers import assert_equal, attentions, feeds, in_float  # noqa: F401

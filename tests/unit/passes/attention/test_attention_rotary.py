@@ -1,5 +1,3 @@
-"""Rotary embeddings in the forms that exporters write: the fused node, equal outputs, and what only looks like them."""
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -257,6 +255,5 @@ def test_what_stays(reason):
 )
 def test_what_is_no_rotation(nodes):
   width = 2 if "quarters" in nodes else 4
-  form = Form(nodes, tables(1, 1, 5, width, doubled="half" if "{y}_c" in nodes else ""))
-  fused, _ = run_pass(built(form), *FUSE)
+  fused, _ = run_pass(built(Form(nodes, tables(1, 1, 5, width, doubled="half" if "{y}_c" in nodes else ""))), *FUSE)
   assert_unchanged(fused, [ATTENTION_ROTARY])

@@ -1,5 +1,3 @@
-"""Attention of float32, where the target says that it pays in TF32: a pass of its own, not with --precision fp32."""
-
 import onnx
 import pytest
 from attention_helpers import STANDARD, assert_equal, attentions, attributes, feeds, graph

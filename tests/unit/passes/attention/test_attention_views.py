@@ -1,5 +1,3 @@
-"""Transposes beside a FusedAttention that 1x1 convolutions leave: read and written by rows, equal outputs."""
-
 import pytest
 from attention_helpers import attentions, attributes
 from pass_helpers import model, operators, restore, run_pass, run_same

@@ -1,5 +1,3 @@
-"""Attention in the forms that exporters write: the fused node, equal outputs, and what only looks like attention."""
-
 import pytest
 from attention_helpers import (  # noqa: F401, a fixture
   STANDARD,
@@ -394,8 +392,7 @@ def test_an_expand_that_the_operator_has_no_word_for_stays(name, axis):
   sizes = [1 if each == axis else size for each, size in enumerate((2, 4, 5, 8))]
   inputs = ", ".join(f"float{sizes if each == name else [2, 4, 5, 8]} {each}" for each in "qkv")
   nodes = f"all = {{2,4,5,8}}  {name} = Expand({name}0, all)  {PLAIN}"
-  original = graph(nodes, inputs.replace(f"] {name}", f"] {name}0"), "float[2,4,5,8] y")
-  fused(original, into="Expand FusedAttention")
+  fused(graph(nodes, inputs.replace(f"] {name}", f"] {name}0"), "float[2,4,5,8] y"), into="Expand FusedAttention")
 
 
 def test_products_without_a_softmax_are_no_near_miss():

@@ -1,5 +1,3 @@
-"""Masks: what becomes an attribute, what stays an operand and in which form, and rows that are masked whole."""
-
 import numpy as np
 import onnx
 import pytest

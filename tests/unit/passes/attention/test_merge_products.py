@@ -1,5 +1,3 @@
-"""The projections of one attention as one product, and those that stay."""
-
 import numpy as np
 import onnx
 import pytest
@@ -27,7 +25,6 @@ MERGED = {
 
 
 def with_weights(original, **shapes):
-  """The model with random initializers of these shapes."""
   generator = seeded(original)
   for name, shape in shapes.items():
     values = generator.standard_normal(shape).astype(np.float32) * 0.3

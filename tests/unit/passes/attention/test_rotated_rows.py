@@ -1,5 +1,3 @@
-"""Class tokens in front of rows that are rotated."""
-
 import numpy as np
 import pytest
 from attention_helpers import attentions, graph, in_float  # noqa: F401, a fixture

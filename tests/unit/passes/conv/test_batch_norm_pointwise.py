@@ -1,5 +1,3 @@
-"""BatchNormalizations that become a Mul and an Add."""
-
 import numpy as np
 from pass_helpers import assert_unchanged, model, parametrize, run_same
 

@@ -1,5 +1,3 @@
-"""What becomes part of a FusedConv's program, and what must not."""
-
 from layout_helpers import FP16, SAME, W, constant
 from pass_helpers import (
   assert_same_outputs,
@@ -23,7 +21,6 @@ def graph(nodes, constants="", inputs="", outputs="", dtype="float", out="[N,4,5
 
 
 def fuse(original, into=None):
-  """The model with its epilogues, checked to give the same."""
   return run_same(original, CONV_EPILOGUE, start=run_pass(original, FUSE_CONV)[0], into=into)
 
 
@@ -124,8 +121,7 @@ def test_a_value_with_other_readers_is_the_last():
 
 
 def test_a_graph_output_is_the_last():
-  text = graph("a = Add(c, x)  y = Relu(a)", "", "", ", float[N,4,5,6] a")
-  _, result = fuse(model(text), into="FusedConv Relu")
+  _, result = fuse(model(graph("a = Add(c, x)  y = Relu(a)", "", "", ", float[N,4,5,6] a")), into="FusedConv Relu")
   assert any("'a' is a graph output" in each for each in reasons(result))
 
 

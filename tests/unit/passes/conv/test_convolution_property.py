@@ -1,5 +1,3 @@
-"""Random chains of convolutions and what is around them: whatever the passes make of them computes the same."""
-
 import numpy as np
 from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import helper
@@ -13,8 +11,6 @@ KINDS = ("conv", "conv", "transposed", "norm", "norm", "arithmetic", "arithmetic
 
 
 class Chain:
-  """Nodes and weights of a graph on values [N, 4, height, width]."""
-
   def __init__(self, seed):
     self.generator = np.random.default_rng(seed)
     self.nodes = []
@@ -22,14 +18,12 @@ class Chain:
     self.values = [("x", (7, 6))]  # names and sizes
 
   def constant(self, shape, positive=False, values=None):
-    """A new initializer of numbers around 0, or between 0.5 and 1.5."""
     made = self.generator.uniform(0.5, 1.5, shape) if positive else self.generator.standard_normal(shape)
     name = f"c{len(self.weights)}"
     self.weights[name] = made.astype(np.float32) if values is None else np.asarray(values)
     return name
 
   def add(self, op, inputs, size, **attributes):
-    """A new value."""
     name = f"v{len(self.nodes)}"
     self.nodes.append(helper.make_node(op, inputs, [name], f"{op}_{name}", **attributes))
     self.values.append((name, size))

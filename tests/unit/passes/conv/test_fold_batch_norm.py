@@ -1,5 +1,3 @@
-"""What scales and shifts a convolution's channels and becomes part of its weights, and what must not."""
-
 import numpy as np
 from onnx import TensorProto, helper
 from onnx_models import initializers
@@ -116,7 +114,6 @@ def test_padding_is_fine_where_nothing_is_shifted():
 
 
 def typed(dtype, weight, variance):
-  """Conv and BatchNormalization in another dtype."""
   kind = TensorProto.DataType.Value(dtype)
   numpy_dtype = helper.tensor_dtype_to_np_dtype(kind)
   channels = len(weight)

@@ -1,5 +1,3 @@
-"""Pads that become a convolution's padding, and those that must not."""
-
 from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import FOLD_PAD

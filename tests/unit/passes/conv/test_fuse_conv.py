@@ -1,5 +1,3 @@
-"""Conv becomes FusedConv with its bias in the program, and what must stay."""
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper

@@ -1,5 +1,3 @@
-"""What becomes part of a ConvGrad's program, and what must not."""
-
 import onnx
 import onnx.parser
 from node_cases import planar

@@ -1,5 +1,3 @@
-"""ConvTranspose becomes FusedConvTranspose with its normalisation, bias and activation, and what must stay."""
-
 import numpy as np
 from onnx import TensorProto, helper
 from onnx_models import add_weights, all_attributes, built

@@ -1,5 +1,3 @@
-"""Classifiers after convolutions with channels last."""
-
 from layout_helpers import constant, graph
 from pass_helpers import (
   assert_same_outputs,

@@ -1,5 +1,3 @@
-"""Linear layers of images with channels last that become convolutions."""
-
 import onnx
 import pytest
 from layout_helpers import constant

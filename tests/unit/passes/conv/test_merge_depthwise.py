@@ -1,5 +1,3 @@
-"""Depthwise convolutions of different sizes that become one."""
-
 import numpy as np
 import onnx
 from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
@@ -22,7 +20,6 @@ def mixed(
   filters=((2, 1, 3, 3), (3, 1, 5, 5)),
   output="",
 ):
-  """Convolutions of two and of three channels."""
   p, q = bias.split(";")
   original = model(f"""g ({dtype}[N,5,9,8] x) => ({dtype}[A,B,C,D] y{output}) <int64[2] parts = {{2,3}}> {{
     a, b = Split<axis=1>(x, parts)

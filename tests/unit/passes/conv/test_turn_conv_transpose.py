@@ -1,5 +1,3 @@
-"""Transposed convolutions of stride 1 that become convolutions."""
-
 import numpy as np
 import pytest
 from onnx import helper

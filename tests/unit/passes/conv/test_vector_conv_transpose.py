@@ -1,5 +1,3 @@
-"""Transposed convolutions of one pixel that become products of matrices."""
-
 from layout_helpers import constant
 from pass_helpers import all_attributes, assert_unchanged, model, nodes_of, operators, parametrize, run_pass, run_same
 

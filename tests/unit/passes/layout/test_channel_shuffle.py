@@ -1,5 +1,3 @@
-"""Shuffles of channels that become a Gather."""
-
 from onnx_models import initializers
 from pass_helpers import assert_unchanged, parametrize, run_pass, run_same
 

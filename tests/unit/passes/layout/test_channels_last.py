@@ -1,5 +1,3 @@
-"""Where channels come last, what becomes of the operators there, and which Transposes remain."""
-
 import numpy as np
 import onnx
 from layout_helpers import SAME, VALUES, W, between, change, constant, graph, inner
@@ -411,6 +409,5 @@ def test_where_a_region_ends(nodes):
 
 
 def test_a_kernel_of_unknown_size():
-  original = "g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }"
-  before, _ = run_pass(original, FUSE_CONV)
+  before, _ = run_pass("g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }", FUSE_CONV)
   assert_unchanged(before, [CHANNELS_LAST_ALWAYS], "or kernel of its weights, or of an operand, is unknown")

@@ -1,5 +1,3 @@
-"""Transposes that go up over other operators, and what stays."""
-
 import numpy as np
 from onnx import helper, numpy_helper
 from pass_helpers import assert_unchanged, model, parametrize, run_same

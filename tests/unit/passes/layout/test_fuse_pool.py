@@ -1,5 +1,3 @@
-"""Pools and Resize between convolutions with channels last."""
-
 from layout_helpers import SAME, W, between, change, graph, inner
 from pass_helpers import model, operators, parametrize, reasons, run_pass
 

@@ -1,5 +1,3 @@
-"""A linear Resize with channels first."""
-
 import numpy as np
 import onnx
 import onnx.reference

@@ -1,5 +1,3 @@
-"""Transposes, and what takes parts beside them, as one copy each."""
-
 from pass_helpers import assert_unchanged, model, parametrize, run_pass, run_same
 
 from ortplugin.ops.transpose import TO_THE_END as TO
@@ -95,8 +93,7 @@ def test_a_split_before_them():
 
 
 def test_two_windows_of_one_axis_are_not_put_together():
-  nodes = "a = Slice(x, c1, end, c1) t = Transpose<1,0,2>(a) y = Slice(t, c1, c3, c0)"
-  text = graph(nodes, "[N,5,6] x", "[2,N,6] y")
+  text = graph("a = Slice(x, c1, end, c1) t = Transpose<1,0,2>(a) y = Slice(t, c1, c3, c0)", "[N,5,6] x", "[2,N,6] y")
   optimized, _ = run_same(text, FUSE_TRANSPOSE, into="Slice FusedTranspose", N=2, changes=1)
   assert windows(optimized) == [([1, 0, 2], [0, 1, 0], [TO, 3, TO])]
 

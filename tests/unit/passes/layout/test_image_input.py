@@ -1,5 +1,3 @@
-"""image-input: the first convolution reads its image with channels first."""
-
 import pytest
 from layout_helpers import constant
 from pass_helpers import all_attributes, assert_unchanged, model, nodes_of, operators, run_pass, run_same

@@ -1,5 +1,3 @@
-"""image-output: the last transposed convolution writes its image with channels first."""
-
 import numpy as np
 from layout_helpers import constant
 from onnx import helper

@@ -1,5 +1,3 @@
-"""Random networks of what exporters write, with channels first and last: equal outputs, and nothing left to do."""
-
 import numpy as np
 import onnx
 import pytest
@@ -38,7 +36,6 @@ class Network:
     return self.constant(self.generator.standard_normal(shape) / np.sqrt(np.prod(shape[1:])))
 
   def image(self, shape=None):
-    """One of the images, as a rule a late one."""
     names = [name for name, own in self.images.items() if shape in (None, own)]
     return self.data.draw(st.sampled_from(names[-3:]))
 

@@ -1,5 +1,3 @@
-"""Norms that read rows in the order that steps beside them put rows in, and steps that must stay."""
-
 import numpy as np
 from pass_helpers import add_weights, model, nodes_of, operators, parametrize, reasons, run_pass, run_same
 

@@ -1,5 +1,3 @@
-"""Steps with Pads that become one Gather."""
-
 import numpy as np
 import onnx
 import pytest

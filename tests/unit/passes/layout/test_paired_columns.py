@@ -1,5 +1,3 @@
-"""First convolutions without strides, whose columns are made in pairs."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Rows in another order, by several steps: rolled images, windows, merged patches."""
-
 import numpy as np
 from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize, run_pass, run_same
 

@@ -1,5 +1,3 @@
-"""Transposes that are views."""
-
 import numpy as np
 from onnx import helper
 from pass_helpers import assert_unchanged, parametrize, run_same

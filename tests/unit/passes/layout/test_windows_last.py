@@ -1,5 +1,3 @@
-"""Windows that become an image before a convolution keep their channels last."""
-
 import numpy as np
 from layout_helpers import FP16
 from onnx import helper

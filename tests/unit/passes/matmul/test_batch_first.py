@@ -1,5 +1,3 @@
-"""batch-first: what nn.MultiheadAttention transposes before and after its products."""
-
 from matmul_helpers import weighted
 from pass_helpers import assert_same_outputs, assert_unchanged, operators, parametrize, run_pass
 

@@ -1,5 +1,3 @@
-"""channel-products: products between Transposes become convolutions of one pixel with channels first."""
-
 from matmul_helpers import weighted
 from pass_helpers import assert_same_outputs, operators, parametrize, run_pass
 

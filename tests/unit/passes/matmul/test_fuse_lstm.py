@@ -1,5 +1,3 @@
-"""fuse-lstm: LSTMs as PyTorch's exporters write them, and those that stay."""
-
 import numpy as np
 import onnx
 from matmul_helpers import attribute, inputs_of, weighted

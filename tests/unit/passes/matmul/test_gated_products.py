@@ -1,5 +1,3 @@
-"""Two products of one tensor, one of which gates the other."""
-
 from matmul_helpers import assert_stays, inputs_of, weighted
 from onnx import TensorProto, helper
 from onnx_models import all_attributes, nodes_of, parametrize

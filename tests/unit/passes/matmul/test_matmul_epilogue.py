@@ -1,5 +1,3 @@
-"""What becomes part of a FusedMatMul's program, and what must not."""
-
 import numpy as np
 from matmul_helpers import inputs_of, weighted
 from pass_helpers import (
@@ -93,8 +91,7 @@ def test_what_others_need_is_a_result_too():
 
 def test_what_only_a_pointwise_operator_outside_reads_is_computed_there():
   """d = Relu(c) would be written for Mul alone, which reads c as well and can't join: it reads a gate of c."""
-  gate = "p = Softmax(c)  d = Relu(c)  e = Mul(d, c)  y = Mul(e, p)"
-  original = graph(gate)
+  original = graph("p = Softmax(c)  d = Relu(c)  e = Mul(d, c)  y = Mul(e, p)")
   optimized, result = fuse(original)
   assert list(optimized.graph.node[0].output) in (["c", "e"], ["c"])
   assert "d" not in optimized.graph.node[0].output

@@ -1,5 +1,3 @@
-"""Products with the norm of their rows behind them."""
-
 import onnx
 from matmul_helpers import assert_stays, weighted
 from onnx_models import all_attributes, nodes_of, op_types, parametrize

@@ -1,5 +1,3 @@
-"""Which products become FusedMatMul, and how their weights lie."""
-
 import numpy as np
 import onnx
 from matmul_helpers import attribute, constant, inputs_of, weighted

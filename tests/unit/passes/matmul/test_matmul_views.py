@@ -1,5 +1,3 @@
-"""Views around a product that only regroup its rows."""
-
 from matmul_helpers import inputs_of, weighted
 from pass_helpers import assert_unchanged, operators, parametrize, run_pass, run_same
 

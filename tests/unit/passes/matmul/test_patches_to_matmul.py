@@ -1,5 +1,3 @@
-"""patches-to-matmul: the first convolution of a vision transformer is a matrix product."""
-
 import onnx
 from matmul_helpers import attribute, inputs_of, weighted
 from pass_helpers import assert_unchanged, nodes_of, operators, parametrize, programs, run_pass, run_same

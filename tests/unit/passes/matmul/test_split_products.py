@@ -1,5 +1,3 @@
-"""Products whose columns are split."""
-
 import onnx
 import pytest
 from matmul_helpers import assert_stays, constant, inputs_of, weighted

@@ -1,5 +1,3 @@
-"""InstanceNormalization, GroupNormalization, and GroupNorm between Reshapes become one norm, in either layout."""
-
 from pass_helpers import assert_unchanged, lines, model, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, FUSE_LAYER_NORM, NORM_EPILOGUE

@@ -1,5 +1,3 @@
-"""L2 normalisation in float16, and what is not exactly that."""
-
 import numpy as np
 from onnx import numpy_helper
 from pass_helpers import assert_close, assert_unchanged, lines, model, parametrize, programs, restore, run, run_pass

@@ -1,5 +1,3 @@
-"""Layer normalisation in the forms that exporters write, and what only looks like it."""
-
 import numpy as np
 import onnx
 from pass_helpers import (
@@ -318,8 +316,7 @@ def test_an_overridable_epsilon_stays():  # RELIABILITY 11
 
 
 def test_the_normalised_value_may_be_an_output_and_the_input_too():  # RELIABILITY 12
-  original = f"g (float[N,M,8] x) => (y, x) {{ {INTERIOR} }}"
-  run_same(original, FUSE_LAYER_NORM, into="FusedLayerNorm")
+  run_same(f"g (float[N,M,8] x) => (y, x) {{ {INTERIOR} }}", FUSE_LAYER_NORM, into="FusedLayerNorm")
 
 
 def test_nodes_named_unlike_their_outputs():  # RELIABILITY 13

@@ -1,5 +1,3 @@
-"""RMS normalisation in the forms that exporters write, and what only looks like it."""
-
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,

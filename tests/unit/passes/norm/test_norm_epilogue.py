@@ -1,5 +1,3 @@
-"""What is after a norm and becomes part of it, and what must not."""
-
 import numpy as np
 from pass_helpers import assert_unchanged, lines, model, operators, parametrize, programs, run_pass, run_same
 
@@ -177,8 +175,7 @@ def test_operands_that_broadcast(shape):  # RELIABILITY 15
 
 def test_numbers_of_every_shape_that_fits():
   for dims in ("", "[1]", "[1,1,1]"):
-    original = f"g (float[N,M,8] x) => (y) <float{dims} c = {{0.25}}> {{ {NORM} y = Mul(n, c) }}"
-    optimized, _ = run_same(original, *PASSES)
+    optimized, _ = run_same(f"g (float[N,M,8] x) => (y) <float{dims} c = {{0.25}}> {{ {NORM} y = Mul(n, c) }}", *PASSES)
     assert lines(programs(optimized)[0])[-1] == "y = Mul(n, 0.25)"
 
 

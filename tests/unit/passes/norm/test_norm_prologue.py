@@ -1,5 +1,3 @@
-"""What is before a norm and becomes part of it, and what must not."""
-
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,

@@ -1,5 +1,3 @@
-"""Random small graphs around norms: whatever the passes make of them computes the same."""
-
 import numpy as np
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pass_helpers import assert_same_outputs, model, run_pass

@@ -1,5 +1,3 @@
-"""any-to-sum: whether any or all elements are true, asked by a sum."""
-
 import numpy as np
 from pass_helpers import (
   assert_same_values,

@@ -1,5 +1,3 @@
-"""Which pointwise operators become one, what the program says, and what must stay apart."""
-
 import time
 
 import numpy as np
@@ -34,8 +32,7 @@ def graph(nodes, inputs=X, outputs=Y):
 
 def check(text, ops, *wanted, opset=17, precision=""):
   """The operators after the pass and the statements of each program; outputs are the same."""
-  original = model(text, opset, ir=8 if opset < 20 else 10)
-  optimized, _ = run_same(original, FUSE_POINTWISE, into=ops, precision=precision)
+  optimized, _ = run_same(model(text, opset, ir=8 if opset < 20 else 10), FUSE_POINTWISE, into=ops, precision=precision)
   assert [lines(each) for each in programs(optimized)] == list(wanted)
   return optimized
 
@@ -44,8 +41,7 @@ def check(text, ops, *wanted, opset=17, precision=""):
 
 
 def test_a_chain():
-  text = graph("s = Add(x, r)  y = Relu(s)", f"{X}, r")
-  check(text, "FusedPointwise", ["add = Add(x, x2)", "y = Relu(add)"])
+  check(graph("s = Add(x, r)  y = Relu(s)", f"{X}, r"), "FusedPointwise", ["add = Add(x, x2)", "y = Relu(add)"])
 
 
 def test_broadcasts_and_literals():
@@ -84,8 +80,7 @@ def test_readers_of_one_input():
 
 
 def test_what_is_unrelated_stays_apart():
-  text = graph("y = Neg(x)  z = Abs(r)", f"{X}, r", f"{Y}, z")
-  assert_unchanged(text, [FUSE_POINTWISE])
+  assert_unchanged(graph("y = Neg(x)  z = Abs(r)", f"{X}, r", f"{Y}, z"), [FUSE_POINTWISE])
 
 
 def test_a_single_operator_stays():
@@ -315,8 +310,7 @@ def test_an_old_opset_is_left_alone():
 
 
 def test_what_a_program_cannot_say_is_reported():
-  original = graph("a = Neg(x)  c = Cast<to=8>(a)  d = Cast<to=1>(c)  y = Relu(d)")
-  optimized, result = run_pass(original, FUSE_POINTWISE)
+  optimized, result = run_pass(graph("a = Neg(x)  c = Cast<to=8>(a)  d = Cast<to=1>(c)  y = Relu(d)"), FUSE_POINTWISE)
   assert operators(optimized) == ["Neg", "Cast", "Cast", "Relu"] or "FusedPointwise" in operators(optimized)
   assert any("string" in each or "object" in each for each in reasons(result))
 

@@ -1,5 +1,3 @@
-"""What becomes one FusedSumTo, and what must not; lerp and its gradients as exporters write them."""
-
 import numpy as np
 import onnx
 from exported import DATA

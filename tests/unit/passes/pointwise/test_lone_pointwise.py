@@ -1,5 +1,3 @@
-"""lone-pointwise: single operators become FusedPointwise, but for those that ONNX Runtime makes part of a neighbour."""
-
 from pass_helpers import assert_unchanged, lines, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_POINTWISE, FUSE_SUM_TO, LONE_POINTWISE

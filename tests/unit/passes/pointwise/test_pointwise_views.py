@@ -1,5 +1,3 @@
-"""Which Reshapes move up over pointwise operators and which Expands go, and what must stay."""
-
 import pytest
 from pass_helpers import (
   assert_same_outputs,

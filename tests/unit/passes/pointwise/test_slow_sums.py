@@ -1,5 +1,3 @@
-"""slow-sums: sums, means and L2 norms that ONNX Runtime leaves to cuDNN."""
-
 import numpy as np
 from pass_helpers import assert_unchanged, model, operators, parametrize, programs, restore, run, run_pass, run_same
 

@@ -1,5 +1,3 @@
-"""Scatters become ortplugin's with what is known of their indices; what the operators lack stays."""
-
 import re
 
 import numpy as np

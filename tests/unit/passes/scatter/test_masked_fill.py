@@ -1,5 +1,3 @@
-"""x[mask] = v as the dynamo exporter writes it becomes a Where, where the mask surely has x's shape."""
-
 import numpy as np
 from pass_helpers import (
   assert_same_values,

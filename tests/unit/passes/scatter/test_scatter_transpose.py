@@ -1,5 +1,3 @@
-"""Scatters between Transposes, as the dynamo exporter writes those on an inner axis."""
-
 import numpy as np
 from pass_helpers import (
   add_weights,

@@ -1,5 +1,3 @@
-"""Scatters of slices, as exporters write them, and what only looks like one."""
-
 import numpy as np
 import onnx
 from onnx_models import initializers

@@ -1,5 +1,3 @@
-"""CastLike that becomes a Cast."""
-
 import onnx
 import onnx.parser
 from onnx import helper

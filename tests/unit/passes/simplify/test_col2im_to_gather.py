@@ -1,5 +1,3 @@
-"""Col2Im as Gathers."""
-
 import pytest
 from pass_helpers import assert_unchanged, model, run_same
 

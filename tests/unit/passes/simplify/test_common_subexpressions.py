@@ -1,5 +1,3 @@
-"""What is computed twice, and what only seems the same."""
-
 import numpy as np
 from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 

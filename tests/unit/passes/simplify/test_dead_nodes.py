@@ -1,5 +1,3 @@
-"""Nodes that nothing reads, and those that only seem so."""
-
 from pass_helpers import assert_unchanged, model, operators, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES

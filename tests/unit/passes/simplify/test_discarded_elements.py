@@ -1,5 +1,3 @@
-"""Elements that nothing reads in the end."""
-
 import numpy as np
 from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 

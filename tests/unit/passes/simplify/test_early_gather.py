@@ -1,5 +1,3 @@
-"""Rows that are read are taken before what makes all of them, and what keeps them where they are."""
-
 import onnx
 from layout_helpers import constant
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same

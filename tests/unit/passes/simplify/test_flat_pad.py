@@ -1,5 +1,3 @@
-"""Pads on views of which the last two axes are padded."""
-
 import numpy as np
 from onnx_models import initializers
 from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same

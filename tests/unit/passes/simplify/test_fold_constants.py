@@ -1,5 +1,3 @@
-"""Nodes of constants: computed within a budget; everything else stays."""
-
 import time
 import tracemalloc
 

@@ -1,5 +1,3 @@
-"""Gathers of everything, in order, are views."""
-
 import numpy as np
 from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 

@@ -1,5 +1,3 @@
-"""An If with a known condition gives way to its branch; others stay."""
-
 import numpy as np
 from onnx import numpy_helper
 from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize, run_pass, run_same

@@ -1,5 +1,3 @@
-"""Expands before pointwise operators."""
-
 import numpy as np
 from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 

@@ -1,5 +1,3 @@
-"""A Split of which one part is read."""
-
 from pass_helpers import assert_unchanged, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import LONE_SPLIT

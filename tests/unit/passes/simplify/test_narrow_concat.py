@@ -1,5 +1,3 @@
-"""Concats of more inputs than ONNX Runtime's CUDA kernel takes as arguments."""
-
 from pass_helpers import parametrize, run_pass, run_same
 
 from ortplugin.passes.simplify.narrow_concat import MOST_INPUTS, NARROW_CONCAT

@@ -1,5 +1,3 @@
-"""An update of a slice of a slice, as the dynamo exporter writes a[i, j:k] = v."""
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper

@@ -1,5 +1,3 @@
-"""Nodes that give back their input, and those that only seem to."""
-
 import numpy as np
 import onnx
 from pass_helpers import assert_unchanged, model, operators, parametrize, random_feeds, run, run_pass, run_same
@@ -125,8 +123,7 @@ def test_what_a_body_reads_is_followed():  # RELIABILITY 10
 
 
 def test_of_a_constant():
-  original = "g (float[N] x) => (y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }"
-  run_same(original, REMOVE_IDENTITIES, into="Mul")
+  run_same("g (float[N] x) => (y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }", REMOVE_IDENTITIES, into="Mul")
 
 
 @parametrize(

@@ -1,5 +1,3 @@
-"""Constants that repeat."""
-
 import numpy as np
 from pass_helpers import add_weights, assert_unchanged, model, operators, parametrize, run_pass, run_same
 

@@ -1,5 +1,3 @@
-"""Sums of one and two tensors."""
-
 from pass_helpers import assert_unchanged, model, parametrize, parsed, run_same
 
 from ortplugin.optimizer.pipeline import SUM_TO_ADD
@@ -8,8 +6,7 @@ from ortplugin.optimizer.pipeline import SUM_TO_ADD
 @parametrize("nodes, ops", [("y = Sum(x, z)", "Add"), ("y = Sum(z)", "Identity")])
 @parametrize("opset", [8, 13, 17])
 def test_renamed(nodes, ops, opset):
-  original = model(f"g (float[1,3] x, float[4,3] z) => (y) {{ {nodes} }}", opset)
-  _, result = run_same(original, SUM_TO_ADD, into=ops)
+  _, result = run_same(model(f"g (float[1,3] x, float[4,3] z) => (y) {{ {nodes} }}", opset), SUM_TO_ADD, into=ops)
   assert result.changes[0].nodes == ("'y' (Sum)",)
 
 

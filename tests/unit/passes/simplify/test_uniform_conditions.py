@@ -1,5 +1,3 @@
-"""And, Or and Where that a constant decides."""
-
 import numpy as np
 from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
 
