@@ -466,15 +466,7 @@ TF32_CASES = tuple(
 )
 
 # A session of this model runs with any cache; each run gives the next one's.
-GROWING = [
-  ["b", "s", 64],
-  ["b", "s", 32],
-  ["b", "s", 32],
-  ["s", 8],
-  ["s", 8],
-  ["b", 2, "p", 16],
-  ["b", 2, "p", 16],
-]
+GROWING = [["b", "s", 64], ["b", "s", 32], ["b", "s", 32], ["s", 8], ["s", 8], ["b", 2, "p", 16], ["b", 2, "p", 16]]
 
 
 def growing(past, rows):

@@ -267,11 +267,7 @@ GEOMETRIES = {
   "groups": ((2, 8, 9, 7), (12, 2, 3, 3), planar(group=4, pads=1)),
   "groups of one row": ((2, 8, 9, 7), (4, 2, 3, 3), {"group": 4, "strides": [2, 2]}),
   "depthwise": ((2, 16, 10, 9), (16, 1, 3, 3), planar(group=16, pads=1)),
-  "depthwise 5x5 with strides": (
-    (2, 24, 11, 12),
-    (24, 1, 5, 5),
-    planar(group=24, pads=2, strides=2),
-  ),
+  "depthwise 5x5 with strides": ((2, 24, 11, 12), (24, 1, 5, 5), planar(group=24, pads=2, strides=2)),
   "depthwise 7x7": ((1, 8, 9, 9), (8, 1, 7, 7), planar(group=8, pads=3)),
   "depthwise, two rows each": ((2, 6, 8, 8), (12, 1, 3, 3), {"group": 6}),
   "stem": ((2, 3, 20, 18), (16, 3, 7, 7), planar(strides=2, pads=3)),

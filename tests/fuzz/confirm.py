@@ -76,7 +76,7 @@ def confirm(judge, case, finding):
       judge.tell(f"{ORIGINAL}{provider.where}")
       try:
         original = _runs(provider, model, references)
-      except Exception as error:  # ONNX Runtime's own classes have no common base
+      except Exception as error:
         return Verdict("unfit", f"{ORIGINAL}fails {provider.where}: {one_line(error)[:80]}")
       if plain is not None and not original.captured:
         provider, skipped = plain, True
@@ -110,7 +110,7 @@ def _optimized(judge, tell, case, references, finding, faults, captured):
   tell("load" if "'load'" in finding.message else "run")  # so that one fault has one signature
   try:
     runs = _runs(judge.provider, made, references)
-  except Exception as error:  # ONNX Runtime's own classes have no common base
+  except Exception as error:
     if lethal.of_conv(made, str(error)):
       return Verdict("unfit", "ONNX Runtime's own Conv in three dimensions")
     kind = "load" if finding.kind == "load" else "run"
@@ -142,7 +142,7 @@ def _fails_alike(provider, case, model, references, finding):
   """
   try:
     runs = _runs(provider, model, references)
-  except Exception as error:  # ONNX Runtime's own classes have no common base
+  except Exception as error:
     return finding.kind == "run" and status(error) == status(finding.message)
   if finding.kind != "values":
     return False

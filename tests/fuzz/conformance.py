@@ -151,10 +151,7 @@ def _casts(name, made, element):
   wide = TensorProto.FLOAT if element == TensorProto.DOUBLE else TensorProto.DOUBLE
   if element == TensorProto.DOUBLE:
     return [make_node("Identity", [name], [made])]  # float would round it
-  return [
-    make_node("Cast", [name], [f"{made}/wide"], to=wide),
-    make_node("Cast", [f"{made}/wide"], [made], to=element),
-  ]
+  return [make_node("Cast", [name], [f"{made}/wide"], to=wide), make_node("Cast", [f"{made}/wide"], [made], to=element)]
 
 
 def _keep(field, kept):

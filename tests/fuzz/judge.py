@@ -58,7 +58,7 @@ class Judge:
       return Verdict("unfit", "ONNX Runtime draws other random numbers on a GPU")
     try:
       references = references_of(case)
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       return Verdict("unfit", one_line(error))
     if not self.provider.is_cpu and any(lethal.of_scale(case.model, each.feeds) for each in references):
       return Verdict("unfit", "ONNX Runtime's LayerNormalization on CUDA reads beyond a scale that broadcasts")
@@ -105,7 +105,7 @@ class Judge:
       session = self.provider.session(made, ort)
     except (UnfitError, NotCapturedError):
       raise
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       return Finding("load", one_line(error))
     self.tell("run")
     for reference in references:
@@ -147,7 +147,7 @@ class Judge:
     del bare.graph.value_info[:]
     try:
       self.provider.run(self.provider.session(bare, False), reference.feeds_of(bare))
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       return REUSED in str(error)
     return False
 
@@ -259,7 +259,7 @@ def _status_by_default(case, reference):
   model = emulated(case.model) if case.dtype == "bf16" else case.model
   try:
     run(make_session(model, optimize=True), case.narrowed(reference.feeds))
-  except Exception as error:  # ONNX Runtime's own classes have no common base
+  except Exception as error:
     return status(error)
   return ""
 

@@ -78,13 +78,7 @@ MISTAKES = (
     "[outer[axis] for axis in inner]",
     "which of two permutations is applied first",
   ),
-  Mistake(
-    "gemm-to-conv",
-    "ortplugin.passes.conv.gemm_to_conv",
-    "or scale != [1, 1]:",
-    "or False:",
-    "alpha and beta",
-  ),
+  Mistake("gemm-to-conv", "ortplugin.passes.conv.gemm_to_conv", "or scale != [1, 1]:", "or False:", "alpha and beta"),
   Mistake(
     "fuse-pointwise",
     "ortplugin.graph.pointwise",

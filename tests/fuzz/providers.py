@@ -88,7 +88,7 @@ class Cuda(Provider):
     if self.graph:
       try:
         return _Session(data, _cuda_session(data, True, self.optimize), True)
-      except Exception as error:  # ONNX Runtime's own classes have no common base
+      except Exception as error:
         _check_gpu(error)
         if self.strict:
           raise NotCapturedError from error
@@ -97,7 +97,7 @@ class Cuda(Provider):
   def _plain(self, data):
     try:
       return _Session(data, _cuda_session(data, False, self.optimize, self.poisoned), False)
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       _check_gpu(error)
       raise
 

@@ -45,7 +45,7 @@ def references_of(case):
     try:
       references.append(Reference(case, feeds))
       references[-1].wanted  # noqa: B018
-    except Exception:  # ONNX Runtime's own classes have no common base
+    except Exception:
       references.pop()
   return references
 
@@ -168,7 +168,7 @@ class Reference:
       try:
         session = make_session(in_float(model, lacking).SerializeToString())
         return [run(session, widen_feeds(self.feeds, self.case.kept), self.names)]
-      except Exception as error:  # ONNX Runtime's own classes have no common base
+      except Exception as error:
         found = re.search(r"Could not find an implementation for (\w+)\(", str(error))
         if found is None or found[1] in lacking:
           raise

@@ -77,11 +77,7 @@ def test_an_unknown_rank_is_no_scalar(name):
   hidden = Hidden(name)
   model = onnx.load_from_string(
     model_with(
-      [
-        make_node("Reshape", ["i0", "shape"], ["h"]),
-        hidden.node,
-        make_node("Gather", ["y", "places"], ["z"], axis=0),
-      ],
+      [make_node("Reshape", ["i0", "shape"], ["h"]), hidden.node, make_node("Gather", ["y", "places"], ["z"], axis=0)],
       [*hidden.declared, ("shape", "int64", ("rank",))],
       [("z", "float")],
       [*hidden.constants, ("places", np.array([1, 0]))],

@@ -138,7 +138,7 @@ def test_interruptions_and_exhaustion_are_one_line(error, status, tmp_path, run,
 
 
 def test_a_hostile_name_reaches_no_terminal(tmp_path, capsys, patch):
-  """Found from outside, 22: neither in a refusal nor in a report nor in a traceback."""
+  """Neither in a refusal nor in a report nor in a traceback."""
   source = small_file(tmp_path)
   model = onnx.load(source)
   model.graph.node[0].name = "\x1b[2Jnode\r\x9b31m"

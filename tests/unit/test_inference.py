@@ -1,4 +1,4 @@
-"""Shape inference: as much as onnx's, in bounded time and memory; RELIABILITY 43 and found from outside, 17."""
+"""Shape inference: as much as onnx's, in bounded time and memory."""
 
 import os
 import subprocess

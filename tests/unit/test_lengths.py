@@ -50,10 +50,7 @@ def shown(lengths):
       "  y = Reshape(f, k2)",
       "a b 8",
     ),
-    "a product of lengths": (
-      PARTS + "nm = Mul(nn, mm)  k = Concat<axis=0>(nm, minus)  y = Reshape(x, k)",
-      "a*b 8",
-    ),
+    "a product of lengths": (PARTS + "nm = Mul(nn, mm)  k = Concat<axis=0>(nm, minus)  y = Reshape(x, k)", "a*b 8"),
     "a Slice of Shape, behind a Transpose": (
       "t = Transpose<1,0,2>(x)  s = Shape(t)  h = Slice(s, v0, v1)"
       "  k = Concat<axis=0>(h, minus, eight)  y = Reshape(t, k)",

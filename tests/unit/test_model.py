@@ -131,7 +131,7 @@ def test_dtypes_that_numpy_lacks():
   assert_round_trip(model)
 
 
-def test_initializers_that_are_inputs():  # RELIABILITY 11
+def test_initializers_that_are_inputs():
   model = parse(
     "g (float[N] x, float w) => (float[N] y) <float w = {2}, float v = {3}> { a = Mul(x, w)  y = Add(a, v) }"
   )
@@ -143,7 +143,7 @@ def test_initializers_that_are_inputs():  # RELIABILITY 11
   assert [tensor.name for tensor in graph.inputs] == ["x", "w"]
 
 
-def test_external_data_is_not_touched():  # RELIABILITY 41
+def test_external_data_is_not_touched():
   model = parse(SIMPLE)
   tensor = model.graph.initializer[0]
   tensor.ClearField("float_data")
@@ -153,11 +153,11 @@ def test_external_data_is_not_touched():  # RELIABILITY 41
   assert_round_trip(model)
 
 
-def test_outputs_that_are_inputs_and_constants():  # RELIABILITY 12
+def test_outputs_that_are_inputs_and_constants():
   assert_round_trip(parse("g (float[N] x) => (x, float w, float[N] y) <float w = {1}> { y = Neg(x) }"))
 
 
-def test_absent_inputs_and_outputs():  # RELIABILITY 14
+def test_absent_inputs_and_outputs():
   assert_round_trip(parse("""g (float[N] x, float high) => (float[N] y, int64[K] i) {
     y = Clip(x, , high)  _, i = Unique<axis=0>(x) }""".replace("_, i", '"", i')))  # fmt: skip
 
@@ -233,7 +233,7 @@ def test_nodes_out_of_order_are_sorted():
     ("g (float x) => (y) { y = Neg(nowhere) }", "'nowhere' is used in the graph 'g' but nothing makes it"),
   ],
 )
-def test_invalid_names(text, reason):  # RELIABILITY 5
+def test_invalid_names(text, reason):
   with raises(ModelError, reason):
     import_model(parse(text))
 
@@ -335,7 +335,7 @@ def test_weights_are_left_out_and_put_back():
 
 
 def test_weights_are_copied_once(tmp_path):
-  """Found from outside, 29: each round of passes that changed something copied them again."""
+  """Each round of passes that changed something copied them again."""
   nodes = [make_node("Identity", ["x"], ["m0"])]
   nodes += [make_node("MatMul", [f"m{i}", f"w{i}"], [f"m{i + 1}"]) for i in range(8)]
   nodes += [make_node("Neg", ["m8"], ["n"]), make_node("Exp", ["n"], ["y"])]

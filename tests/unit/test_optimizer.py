@@ -308,8 +308,7 @@ def test_restore_gives_standard_onnx():
 
 def norm_model():
   return parsed(
-    "g (float[n,8] x) => (y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }",
-    weights={"g": ones(8), "b": zeros(8)},
+    "g (float[n,8] x) => (y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }", weights={"g": ones(8), "b": zeros(8)}
   )
 
 

@@ -124,7 +124,7 @@ def test_large_constants_are_not_read():
   assert scope.constant(tensor, 2000) is not None
 
 
-def test_external_data_that_is_not_loaded_is_not_read():  # RELIABILITY 41
+def test_external_data_that_is_not_loaded_is_not_read():
   model = parsed("g (float x) => (y) <float w = {1}> { y = Add(x, w) }")
   tensor = model.graph.initializer[0]
   tensor.ClearField("float_data")

@@ -155,7 +155,7 @@ def obeyed(text):
 
 
 def test_names_of_a_model_are_shown_escaped():
-  """Found from outside, 22: every text of a report, whatever a model or an error put there."""
+  """Every text of a report, whatever a model or an error put there."""
   name = HOSTILE
   report = Report(
     input=name,

@@ -116,10 +116,7 @@ def sequences(g):
     ]
     return g.block(nodes, [x, other], [made])
   at = g.constant(0, INT)
-  nodes = [
-    make_node("SplitToSequence", [x.name], [name], axis=0),
-    make_node("SequenceAt", [name, at.name], [made]),
-  ]
+  nodes = [make_node("SplitToSequence", [x.name], [name], axis=0), make_node("SequenceAt", [name, at.name], [made])]
   return g.block(nodes, [x, at], [made])
 
 

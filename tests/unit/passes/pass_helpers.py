@@ -5,8 +5,10 @@ import zlib
 import numpy as np
 import onnx
 import onnxruntime
+from hypothesis import HealthCheck, settings
 from ml_dtypes import bfloat16
 from onnx_models import add_weights, all_attributes, annotated, built, nodes_of, parametrize, parsed  # noqa: F401
+from sample import examples
 
 from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.export import export_model
@@ -17,6 +19,13 @@ from ortplugin.passes.base import PassResult
 # Names of dimensions in the tests' models, and their lengths.
 LENGTHS = {"batch": 2, "rows": 5, "length": 3, "N": 3, "M": 4, "any": 8}
 TOLERANCES = {"float16": (4e-3, 4e-3), "bfloat16": (2e-2, 2e-2), "float32": (2e-5, 2e-5), "float64": (1e-9, 1e-9)}
+
+
+def tries(count):
+  """So many random cases, the same in every run, of which a sample has fewer."""
+  return settings(
+    max_examples=examples(count), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+  )
 
 
 def model(graph, opset=17, contrib=False, ir=8):
@@ -207,10 +216,10 @@ def reasons(result):
   return [f"{each.node}: {each.reason}" for each in result.near_misses]
 
 
-def assert_unchanged(original, passes, *fragments):
-  """The passes change nothing, and each fragment is part of a near miss's reason; none are given: no near miss."""
+def stays(original, passes, *fragments):
+  """One or several passes change nothing; each fragment is in a near miss's reason; without any, there is none."""
   original = _model_of(original)
-  optimized, result = run_pass(original, *passes)
+  optimized, result = run_pass(original, *(passes if isinstance(passes, (list, tuple)) else [passes]))
   assert not result.changes, result.changes
   assert optimized == original
   found = reasons(result)

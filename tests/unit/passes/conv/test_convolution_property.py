@@ -1,8 +1,7 @@
 import numpy as np
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from onnx import helper
-from pass_helpers import built, operators, run_same
-from sample import examples
+from pass_helpers import built, operators, run_same, tries
 
 from ortplugin.optimizer.pipeline import FOLD_BATCH_NORM, FOLD_PAD, SUM_TO_ADD
 
@@ -82,7 +81,7 @@ def chains(draw):
   return built(chain.nodes, {"x": ("float", ["N", CHANNELS, 7, 6])}, outputs, weights=weights)
 
 
-@settings(max_examples=examples(80), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tries(80)
 @given(chains())
 def test_a_random_chain_computes_the_same(original):
   optimized, _ = run_same(original, SUM_TO_ADD, FOLD_BATCH_NORM, FOLD_PAD, rng=np.random.default_rng(0), N=2)

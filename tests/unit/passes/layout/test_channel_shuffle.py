@@ -1,5 +1,5 @@
 from onnx_models import initializers
-from pass_helpers import assert_unchanged, parametrize, run_pass, run_same
+from pass_helpers import parametrize, run_pass, run_same, stays
 
 from ortplugin.optimizer.pipeline import CHANNEL_SHUFFLE
 
@@ -34,8 +34,8 @@ def test_the_order():
   ],
 )
 def test_what_is_no_shuffle(text):
-  assert_unchanged(text, [CHANNEL_SHUFFLE])
+  stays(text, CHANNEL_SHUFFLE)
 
 
 def test_a_value_in_between_that_is_needed():
-  assert_unchanged(graph(outputs=", float[N,3,2,4,5] b"), [CHANNEL_SHUFFLE], "'b' is a graph output")
+  stays(graph(outputs=", float[N,3,2,4,5] b"), CHANNEL_SHUFFLE, "'b' is a graph output")

@@ -3,16 +3,7 @@ import onnx
 from layout_helpers import SAME, VALUES, W, between, change, constant, graph, inner
 from onnx import helper
 from onnx_models import initializers
-from pass_helpers import (
-  assert_same_outputs,
-  assert_unchanged,
-  model,
-  operators,
-  parametrize,
-  reasons,
-  run_pass,
-  run_same,
-)
+from pass_helpers import assert_same_outputs, model, operators, parametrize, reasons, run_pass, run_same, stays
 
 from ortplugin.optimizer.pipeline import (
   CHANNELS_LAST,
@@ -100,9 +91,9 @@ def test_float16_and_float_that_may_round_by_default():
     node_of(said, "FusedConv").attribute.extend(helper.make_attribute(*each) for each in allowed.items())
     run_pass(said, CHANNELS_LAST, into="Transpose FusedConv Relu Transpose")
   node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 0))
-  assert_unchanged(single, [CHANNELS_LAST])
+  stays(single, CHANNELS_LAST)
   double, _ = run_pass(graph("y = Relu(c)", out="double[N,4,5,6] y", x="double[N,4,5,6] x"), FUSE_CONV)
-  assert_unchanged(double, [CHANNELS_LAST])
+  stays(double, CHANNELS_LAST)
 
 
 GROUPED = """g (float[1,8,6,6] x) => (y) <float[8,2,1,1] w = {{{}}}> {{
@@ -308,10 +299,7 @@ def test_one_transpose_for_all_readers():
 def test_a_branch_that_no_convolution_needs_stays():
   """Two values that are made with channels first, and a result that is needed so: their sum is one, too."""
   nodes = "a = LRN<size=3>(r)  b = LRN<size=3>(s)  d = Add(a, b)  y = Add(d, c)"
-  change(
-    model(graph(nodes, "", ", float[N,4,5,6] r, s")),
-    into="Transpose FusedConv Transpose LRN LRN Add Add",
-  )
+  change(model(graph(nodes, "", ", float[N,4,5,6] r, s")), into="Transpose FusedConv Transpose LRN LRN Add Add")
 
 
 def test_vectors_are_views():
@@ -366,13 +354,7 @@ def test_regions_change_one_by_one():
 def test_epilogues_with_channels_last():
   original = between("a = Mul(c, g)  b = Add(a, x)  last = Relu(b)", "float[4,1,1] g = {1,2,3,4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV)
-  run_same(
-    original,
-    CHANNELS_LAST_ALWAYS,
-    CONV_EPILOGUE,
-    start=before,
-    into="Transpose FusedConv FusedConv Transpose",
-  )
+  run_same(original, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, start=before, into="Transpose FusedConv FusedConv Transpose")
 
 
 def test_epilogues_from_before_change_with_their_convolution():
@@ -410,4 +392,4 @@ def test_where_a_region_ends(nodes):
 
 def test_a_kernel_of_unknown_size():
   before, _ = run_pass("g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }", FUSE_CONV)
-  assert_unchanged(before, [CHANNELS_LAST_ALWAYS], "or kernel of its weights, or of an operand, is unknown")
+  stays(before, CHANNELS_LAST_ALWAYS, "or kernel of its weights, or of an operand, is unknown")

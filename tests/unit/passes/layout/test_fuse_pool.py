@@ -7,10 +7,7 @@ from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV
 @parametrize(
   "nodes, expected",
   [
-    (
-      "a = MaxPool<kernel_shape=[2,3], strides=[1,2], pads=[1,1,0,1]>(c)  last = Relu(a)",
-      ["FusedPool", "Relu"],
-    ),
+    ("a = MaxPool<kernel_shape=[2,3], strides=[1,2], pads=[1,1,0,1]>(c)  last = Relu(a)", ["FusedPool", "Relu"]),
     ('last = MaxPool<kernel_shape=[2,2], auto_pad="SAME_UPPER", ceil_mode=1>(c)', ["FusedPool"]),
     ("last = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1], count_include_pad=1>(c)", ["FusedPool"]),
     ("p = GlobalAveragePool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
@@ -89,10 +86,7 @@ def test_windows_that_skip_elements(pad, kernel, stride, fused, size):
 def test_the_cheapest_place():
   """The pooled image is transposed, not what is pooled, however many operators are between."""
   nodes = "a = Relu(c)  b = MaxPool<kernel_shape=[5,5]>(a)  d = Neg(b)  y = LRN<size=3>(d)"
-  change(
-    model(graph(nodes, out="float[A,B,C,D] y")),
-    into="Transpose FusedConv Relu FusedPool Neg Transpose LRN",
-  )
+  change(model(graph(nodes, out="float[A,B,C,D] y")), into="Transpose FusedConv Relu FusedPool Neg Transpose LRN")
 
 
 def test_dynamic_spatial_dimensions():

@@ -1,7 +1,7 @@
 import numpy as np
 import onnx
 from matmul_helpers import attribute, inputs_of, weighted
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
+from pass_helpers import assert_same_outputs, model, operators, parametrize, run_pass, run_same, stays
 
 import ortplugin
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_LSTM, LSTM_TO_TF32
@@ -212,18 +212,18 @@ STAY = {
 @parametrize("what", STAY)
 def test_what_stays(what):
   nodes, reason = STAY[what]
-  assert_unchanged(graph(f"{nodes}  y = Identity(o)", "f[5,2,3,16] y"), [FUSE_LSTM], reason)
+  stays(graph(f"{nodes}  y = Identity(o)", "f[5,2,3,16] y"), FUSE_LSTM, reason)
 
 
 def test_float32_stays():
-  assert_unchanged(graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y", half=False), [FUSE_LSTM])
+  stays(graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y", half=False), FUSE_LSTM)
 
 
 def test_float32_for_tf32():
   original = graph(BATCH_FIRST, "f[3,5,32] y", "f[3,5,8] x", half=False)
   optimized, _ = run_same(original, LSTM_TO_TF32, into=["FusedMatMul", "FusedLSTM"], changes=2)
   assert attribute(recurrences(optimized)[0], "batch_first") == 1
-  assert_unchanged(graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y"), [LSTM_TO_TF32])
+  stays(graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y"), LSTM_TO_TF32)
 
 
 @parametrize(
@@ -236,7 +236,7 @@ def test_float32_for_tf32():
 )
 def test_what_tf32_does_not_take(nodes, x, reason):
   original = graph(f"{nodes}  y = Identity(o)", "f[5,2,3,h] y", f"f[5,3,{x}] x", half=False)
-  assert_unchanged(original, [LSTM_TO_TF32], reason)
+  stays(original, LSTM_TO_TF32, reason)
 
 
 @parametrize(

@@ -1,7 +1,6 @@
 import numpy as np
-from hypothesis import HealthCheck, given, settings, strategies as st
-from pass_helpers import assert_same_outputs, model, run_pass
-from sample import examples
+from hypothesis import given, strategies as st
+from pass_helpers import assert_same_outputs, model, run_pass, tries
 
 from ortplugin.optimizer.pipeline import (
   COMMON_SUBEXPRESSIONS,
@@ -79,7 +78,7 @@ def graphs(draw):
   return model(f"g ({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
 
 
-@settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tries(60)
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_same_outputs(original, seed):
   optimized, result = run_pass(original, *ALL)
@@ -89,13 +88,13 @@ def test_the_same_outputs(original, seed):
     _compare(original, partial, seed)
 
 
-@settings(max_examples=examples(20), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tries(20)
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_norms_alone(original, seed):
   _compare(original, run_pass(original, *NORMS)[0], seed)
 
 
-@settings(max_examples=examples(15), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tries(15)
 @given(graphs())
 def test_deterministic(original):
   first, second = (run_pass(original, *ALL)[0].SerializeToString(deterministic=True) for _ in range(2))

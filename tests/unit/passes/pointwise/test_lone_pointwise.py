@@ -1,4 +1,4 @@
-from pass_helpers import assert_unchanged, lines, parametrize, programs, run_pass, run_same
+from pass_helpers import lines, parametrize, programs, run_pass, run_same, stays
 
 from ortplugin.optimizer.pipeline import FUSE_POINTWISE, FUSE_SUM_TO, LONE_POINTWISE
 
@@ -21,7 +21,7 @@ Y = "float[N,4,8] y"
 def test_becomes_a_kernel_of_its_own(nodes, inputs, operators_after, statement):
   optimized, _ = run_same(f"g ({inputs}) => ({Y}) {{ {nodes} }}", LONE_POINTWISE, into=operators_after)
   assert [lines(each) for each in programs(optimized)] == [[statement]]
-  assert_unchanged(optimized, [LONE_POINTWISE])
+  stays(optimized, LONE_POINTWISE)
 
 
 ONE = "k = float {0.125}"
@@ -45,7 +45,7 @@ ONE = "k = float {0.125}"
   ids=lambda value: value if " => " not in value else "",
 )
 def test_stays(text, why):
-  assert_unchanged(text, [LONE_POINTWISE])
+  stays(text, LONE_POINTWISE)
 
 
 def test_the_limit_counts_replacements():

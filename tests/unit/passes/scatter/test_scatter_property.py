@@ -2,9 +2,8 @@
 passes make of them computes the same."""
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings, strategies as st
-from pass_helpers import add_weights, model, run_same
-from sample import examples
+from hypothesis import given, strategies as st
+from pass_helpers import add_weights, model, run_same, tries
 
 from ortplugin.optimizer import PIPELINE
 
@@ -97,7 +96,7 @@ def graphs(draw):
   return made
 
 
-@settings(max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tries(150)
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_same_outputs(original, seed):
   lengths = {f"D{axis}": int(size) for axis, size in enumerate(original.doc_string.split())}

@@ -1,4 +1,4 @@
-from pass_helpers import assert_unchanged, parametrize, run_same
+from pass_helpers import parametrize, run_same, stays
 
 from ortplugin.optimizer.pipeline import LONE_SPLIT
 
@@ -30,4 +30,4 @@ def test_of_equal_parts():
   ],
 )  # fmt: skip
 def test_what_stays(text):
-  assert_unchanged(text, [LONE_SPLIT])
+  stays(text, LONE_SPLIT)

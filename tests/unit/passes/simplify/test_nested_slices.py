@@ -71,7 +71,7 @@ def test_what_is_not_the_same_part(case):
   assert all(reason in each for each in reasons(result))
 
 
-def test_an_inner_result_that_is_needed():  # RELIABILITY 8
+def test_an_inner_result_that_is_needed():
   original = FORMS["a[1:3, 2] = v"][0]
   original.graph.output.append(helper.make_tensor_value_info("q", onnx.TensorProto.FLOAT, [2, 6, 5]))
   optimized, result = run_same(original, *PASSES)
