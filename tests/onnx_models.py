@@ -40,12 +40,13 @@ def in_full(text):
 
 
 def parsed(graph, opset=17, ir=8, *, domains=(), weights=None):
-  """A model: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }', as `in_full` takes it.
+  """A model: `graph` is '(inputs) => (outputs) <initializers> { nodes }', as `in_full` takes it, or has a name before.
 
   `domains` are those in use besides ONNX's own, each in its version 1; `weights` are arrays for more initializers.
   """
   imports = ", ".join([f'"" : {opset}', *(f'"{domain}" : 1' for domain in domains)])
-  model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]> {in_full(graph)}")
+  named = f"g {graph}" if graph.startswith("(") else graph
+  model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]> {in_full(named)}")
   add_weights(model, **(weights or {}))
   return model
 

@@ -160,7 +160,7 @@ def test_small_values_of_float32(library, name, monkeypatch):
 def test_a_comparison_with_what_it_was_made_of(library):
   """No Celu is less than its input but by rounding, of which ONNX Runtime has more than ours."""
   model = parsed(
-    """g (float[N] x) => (bool[N] y) {
+    """(float[N] x) => (bool[N] y) {
         a = Celu <alpha=0.91>(x)  y = GreaterOrEqual(a, x) }""",
     22,
     10,
@@ -179,7 +179,7 @@ def test_small_values_of_other_dtypes_stay():
 
 def test_small_values_in_a_body_s_own_names():
   """Whose dtypes only the body's outputs say."""
-  model = parsed("""g (float[2] s, float[1,2] x) => (float[2] t, float[1,2] y) {
+  model = parsed("""(float[2] s, float[1,2] x) => (float[2] t, float[1,2] y) {
         t, y = Scan <num_scan_inputs=1, body = b (float[2] a, c) => (d, e) {
             d = Add(a, c)  e = Sigmoid(d) }> (s, x) }""", 12, 7)  # fmt: skip
   form = through_double(model)

@@ -13,7 +13,7 @@ from fuzz.providers import Cuda, LostError, NotCapturedError, provider_of
 from fuzz.test_confirm import ask
 from fuzz.worker import TESTS, environment
 
-MODEL = parsed("g (bool x) => (bool y) { y = Not(x) }")
+MODEL = parsed("(bool x) => (bool y) { y = Not(x) }")
 
 
 class Session:

@@ -15,7 +15,7 @@ from ort.host import CPU_ONLY
 from ortplugin.errors import RuntimeMissingError, UsageError
 from ortplugin.session import core, device
 
-MODEL = """g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add(x, x)  y = Reshape(d, shape) }"""
+MODEL = """(float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add(x, x)  y = Reshape(d, shape) }"""
 X = np.arange(12, dtype=np.float32).reshape(2, 6)
 UP, DOWN = ("upload", (2, 6)), ("download", (2,))
 
@@ -97,7 +97,7 @@ def test_strided_arrays_and_those_of_other_libraries(cupy):
 
 
 def identity(kind="float[n]", graph=False):
-  model = parsed(f"g ({kind} x) => (y) {{ y = Identity(x) }}").SerializeToString()
+  model = parsed(f"({kind} x) => (y) {{ y = Identity(x) }}").SerializeToString()
   return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), (), graph)
 
 
@@ -164,7 +164,7 @@ def test_dtypes_are_checked_wherever_the_array_is(cupy, graph):
 def test_what_the_host_makes_is_bound_there(cupy):
   """On a GPU ONNX Runtime copies it into memory that kernels in flight use still."""
   model = parsed(
-    """g (float[2,6] x) => (y, z, float[0] e) <int64[1] none = {0}, float zero = {0}>
+    """(float[2,6] x) => (y, z, float[0] e) <int64[1] none = {0}, float zero = {0}>
         { y = Add(x, x)  z = Hardmax(x)  e = Expand(zero, none) }""",
     18,
   )
@@ -202,7 +202,7 @@ def test_a_capture_that_failed_is_made_again(cupy, patch):
   assert np.array_equal(ortplugin.run(made, {"x": X, "shape": shape(3, 4)})["y"].array, 2 * X.reshape(3, 4))
 
 
-COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
+COUNTING = """(float[N] x, bool[N] m) => (float[K] y, float[N] z)
     { %s z = Neg(x) }"""
 
 

@@ -24,7 +24,7 @@ from ortplugin.optimizer import pipeline
 from ortplugin.report import PLAIN
 from ortplugin.session import CPU
 
-MODEL = """g (float[4,8] x) => (y) { a = Abs(x) y = Neg(a) }"""
+MODEL = """(float[4,8] x) => (y) { a = Abs(x) y = Neg(a) }"""
 HOW = {
   "segmentation": "died of SIGSEGV (Segmentation fault)",
   "abort": "died of SIGABRT (Aborted): terminate called after throwing an instance of 'std::bad_alloc'",
@@ -206,7 +206,7 @@ verifier.close()
 
 
 def test_inputs_need_no_weights():
-  model = parsed("g (int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z) { y = Gather(table, i) z = Abs(x) }")
+  model = parsed("(int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z) { y = Gather(table, i) z = Abs(x) }")
   table = zeros(7, 64)
   add_weights(model, table=table)
   light = without_weights(model)

@@ -58,9 +58,9 @@ def expected(feeds, count):
 
 CHAIN = "  ".join(f"a{number + 1} = ScatterND(a{number}, i{number}, u)" for number in range(4)) + "  y = Neg(a4)"
 SHAPES = {
-  "known": f"g (float[{ROWS},{WIDTH}] x, float[1,{WIDTH}] u) => (float[{ROWS},{WIDTH}] y) {{ a0 = Neg(x)  {CHAIN} }}",
-  "named": f"g (float[N,M] x, float[1,M] u) => (float[N,M] y) {{ a0 = Neg(x)  {CHAIN} }}",
-  "computed": "g (float[N,M] x, float[1,M] u, int64[2] shape) => (float[A,B] y) "
+  "known": f"(float[{ROWS},{WIDTH}] x, float[1,{WIDTH}] u) => (float[{ROWS},{WIDTH}] y) {{ a0 = Neg(x)  {CHAIN} }}",
+  "named": f"(float[N,M] x, float[1,M] u) => (float[N,M] y) {{ a0 = Neg(x)  {CHAIN} }}",
+  "computed": "(float[N,M] x, float[1,M] u, int64[2] shape) => (float[A,B] y) "
   f"{{ b = Reshape(x, shape)  a0 = Neg(b)  {CHAIN} }}",
 }
 
@@ -80,7 +80,7 @@ def test_a_chain_stays_in_place(shapes, skip, feeds, tmp_path):
 
 def test_data_that_is_needed_later_is_copied(feeds, tmp_path):
   del feeds["shape"]
-  original = model("""g (float[N,M] x, float[1,M] u) => (float[N,M] y, z, w) {
+  original = model("""(float[N,M] x, float[1,M] u) => (float[N,M] y, z, w) {
         a0 = Neg(x)  a1 = ScatterND(a0, i0, u)  a2 = ScatterND(a0, i1, u)  y = Neg(a1)  z = Neg(a2)
         w = ScatterND(x, i2, u) }""")
   optimized, _ = ortplugin.optimize(original, skip=APART)
@@ -98,7 +98,7 @@ def test_data_that_is_needed_later_is_copied(feeds, tmp_path):
 
 
 def test_updates_that_are_the_data_too(tmp_path):
-  original = model("g (float[1,M] x) => (y) { a = Neg(x)  b = ScatterND(a, i0, a)  y = Neg(b) }")
+  original = model("(float[1,M] x) => (y) { a = Neg(x)  b = ScatterND(a, i0, a)  y = Neg(b) }")
   x = np.arange(8, dtype=np.float32).reshape(1, 8)
   outputs, _ = run(ortplugin.optimize(original, skip=APART)[0], {"x": x}, tmp_path)
   assert_array_equal(outputs[0], x)

@@ -27,7 +27,7 @@ def network(dtype="float32", op="Conv"):
   }
   kind = {"float32": "float"}.get(dtype, dtype)
   return parsed(
-    f"""g ({kind}[N,8,9,9] x) => ({kind}[N,8,8,8] y) <int64[1,1] i = {{1}}> {{
+    f"""({kind}[N,8,9,9] x) => ({kind}[N,8,8,8] y) <int64[1,1] i = {{1}}> {{
         a = ScatterND(x, i, u)  c = {op} <pads=[1,1,1,1]>(a, w)  r = Relu(c)
         n = LayerNormalization(r, g, h)  m = Mul(n, n)  y = MaxPool <kernel_shape=[2,2]>(m) }}""",
     18,

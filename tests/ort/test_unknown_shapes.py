@@ -121,7 +121,7 @@ def test_a_length_of_zero_is_unknown_before_a_run(name, axis):
 @parametrize("body", ["y = Abs(r)", "a = Abs(r)  y = Sin(a)  "])
 def test_a_scan_that_gives_out_a_scalar(body):
   """Its body declares no shapes, and ONNX Runtime asks for those of what it gives out."""
-  model = parsed(f"""g (float[?] xs, float start) => (last, float[?] each) {{
+  model = parsed(f"""(float[?] xs, float start) => (last, float[?] each) {{
       last, each = Scan <num_scan_inputs=1, body = body (float[] s, x) => (t, y) {{
         t = Add(s, x)  r = Relu(t)  {body}
       }}> (start, xs)

@@ -36,7 +36,7 @@ class Misses:
 
 
 def small_file(folder):
-  onnx.save(parsed("g (float[4] x) => (y) { [abs] y = Abs(x) }"), folder / "in.onnx")
+  onnx.save(parsed("(float[4] x) => (y) { [abs] y = Abs(x) }"), folder / "in.onnx")
   return folder / "in.onnx"
 
 

@@ -93,7 +93,7 @@ def test_the_reference_agrees_with_onnx_runtime(rng):
   x = rng.standard_normal((4, 7)).astype(np.float32)
   gamma = rng.standard_normal(7).astype(np.float32)
   model = parsed(
-    "g (float[4,7] x, float[7] gamma) => (float[4,7] y) { y = LayerNormalization <epsilon=0.001>(x, gamma) }"
+    "(float[4,7] x, float[7] gamma) => (float[4,7] y) { y = LayerNormalization <epsilon=0.001>(x, gamma) }"
   )
   program = parse("(float x, float gamma) => (float y) { n = LayerNormalization<epsilon=1e-3>(x) y = Mul(n, gamma) }")
   assert_allclose(

@@ -103,7 +103,7 @@ def test_shapes_of_any_number_of_layers_are_folded():
     for at in range(layers)
   )
   model = parsed(
-    f"""g (float[4,4] r0) => (float[4,4] r{layers}) <int64[1] one = {{1}}, int64[1] rest = {{-1}}> {{ {nodes} }}"""
+    f"""(float[4,4] r0) => (float[4,4] r{layers}) <int64[1] one = {{1}}, int64[1] rest = {{-1}}> {{ {nodes} }}"""
   )
   optimized, _ = optimize(model)
   assert types_of(optimized) == ["Softmax"] * layers
@@ -308,7 +308,7 @@ def test_restore_gives_standard_onnx():
 
 def norm_model():
   return parsed(
-    "g (float[n,8] x) => (y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }", weights={"g": ones(8), "b": zeros(8)}
+    "(float[n,8] x) => (y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }", weights={"g": ones(8), "b": zeros(8)}
   )
 
 

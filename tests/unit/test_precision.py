@@ -23,7 +23,7 @@ FP16 = PRECISIONS["fp16"]
 def model(nodes, constants=None, *, inputs="float[2,4] x", outputs="float[2,4] y", opset=17):
   """A model whose nodes are named after their first output, "make_a"."""
   weights = {name: np.asarray(value) for name, value in (constants or {}).items()}
-  result = parsed(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", opset, 9, weights=weights)
+  result = parsed(f"({inputs}) => ({outputs}) {{ {nodes} }}", opset, 9, weights=weights)
   for each in result.graph.node:
     each.name = f"make_{each.output[0]}"
   onnx.checker.check_model(result, full_check=True)

@@ -57,7 +57,7 @@ def text_of(report, explain=False, width=160):
 
 def test_operators_are_counted_in_bodies_and_functions():
   model = parsed(
-    """g (float[1] x) => (y) <bool c = {1}> {
+    """(float[1] x) => (y) <bool c = {1}> {
       i = If(c) <then () => (float o) { o = Relu(x) }, else () => (float o) { o = Relu(x) }>
       y = local.Twice(i) }
     <domain: "local", opset_import: ["" : 17]> Twice (a) => (b) { b = Add(a, a) }""",

@@ -266,7 +266,7 @@ def test_a_loss_is_more_than_the_margin_and_the_spread(optimized, loses):
 
 
 def model_of(inputs, nodes, outputs="float[] y", **weights):
-  return parsed(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", weights=weights)
+  return parsed(f"({inputs}) => ({outputs}) {{ {nodes} }}", weights=weights)
 
 
 def test_indices_stay_within_their_table():

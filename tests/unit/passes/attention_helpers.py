@@ -20,7 +20,7 @@ def in_float(monkeypatch):
 
 
 def graph(nodes, inputs, y="float[2,5,32] y", constants="", opset=18):
-  return model(f"g ({inputs}) => ({y}) <{constants}> {{ {nodes} }}", opset)
+  return model(f"({inputs}) => ({y}) <{constants}> {{ {nodes} }}", opset)
 
 
 def feeds(original, scale=1.0, rng=None, **lengths):

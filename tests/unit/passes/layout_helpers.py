@@ -22,7 +22,7 @@ W = constant("w", 4, 4, 3, 3)
 def graph(nodes, constants="", inputs="", out="float[N,4,5,6] y", x="float[N,4,5,6] x"):
   """c = Conv(x, w), the nodes, y = Conv(last, w): `nodes` make `last` from c."""
   weight = (FP16 if x.startswith("float16") else W) + (f", {constants}" if constants else "")
-  return f"g ({x}{inputs}) => ({out}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
+  return f"({x}{inputs}) => ({out}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
 
 
 def between(nodes, constants="", inputs="", out="[A,B,C,D]"):

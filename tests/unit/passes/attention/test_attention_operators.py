@@ -15,7 +15,7 @@ ROOT = round(8**-0.5, 5)
 
 
 def operator(node, inputs, y, opset=23, contrib=False):
-  return model(f"g ({inputs}) => ({y}) {{ {node} }}", opset, contrib, ir=10)
+  return model(f"({inputs}) => ({y}) {{ {node} }}", opset, contrib, ir=10)
 
 
 ONNX = {

@@ -96,7 +96,7 @@ def built(form, dtype="float"):
   # In the Reshape of what is stacked, all axes but the last two are as they are.
   text = f"whole = {'{2,5,4,8}' if form.at == 'b s h d' else '{2,4,5,8}'} {text}"
   inputs = ", ".join([*(f"{dtype}[2,5,32] {name}" for name in "qkv"), *([form.inputs] if form.inputs else [])])
-  made = model(f"g ({inputs}) => ({dtype}[2,5,32] y) {{ {text} }}", form.opset, contrib=True, ir=10)
+  made = model(f"({inputs}) => ({dtype}[2,5,32] y) {{ {text} }}", form.opset, contrib=True, ir=10)
   add_weights(made, **form.constants)
   return made
 

@@ -8,7 +8,7 @@ NODE = 'ortplugin.FusedAttention<qkv_dtype = "float", heads = 2, kv_heads = 2'
 
 
 def written(nodes, x, y):
-  original = model(f"g ({x}) => ({y}) {{ {nodes} }}")
+  original = model(f"({x}) => ({y}) {{ {nodes} }}")
   original.opset_import.add(domain="ortplugin", version=1)
   return original
 

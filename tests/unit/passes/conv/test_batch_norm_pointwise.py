@@ -15,7 +15,7 @@ def graph(dims=",4,5,6", dtype="float", attributes="epsilon = 0.001", inputs=(),
   kind = parameters or dtype
   given = "".join(f", {kind}[4] {name}" for name in NAMES if name in inputs)
   constants = ", ".join(f"{kind}[4] {name} = {{{values(name)}}}" for name in NAMES if name not in inputs)
-  return f"""g ({dtype}[N{dims}] x{given}) => ({dtype}[N{dims}] y) <{constants}> {{
+  return f"""({dtype}[N{dims}] x{given}) => ({dtype}[N{dims}] y) <{constants}> {{
     y = BatchNormalization<{attributes}>(x, s, b, m, v) }}"""
 
 

@@ -17,7 +17,7 @@ from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FU
 
 def graph(nodes, constants="", inputs="", outputs="", dtype="float", out="[N,4,5,6]"):
   weight = (W if dtype == "float" else FP16) + (f", {constants}" if constants else "")
-  return f"g ({dtype}[N,4,5,6] x{inputs}) => ({dtype}{out} y{outputs}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
+  return f"({dtype}[N,4,5,6] x{inputs}) => ({dtype}{out} y{outputs}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
 
 
 def fuse(original, into=None):
@@ -148,14 +148,14 @@ def test_near_misses(text, fragment):
 
 
 def test_spatial_dimensions_that_are_not_known_to_be_equal():
-  text = "g (float[N,4,H,V] x, float[N,4,A,B] r) => (float[N,4,E,F] y) <" + W + "> { c = Conv(x, w)  y = Add(c, r) }"
+  text = "(float[N,4,H,V] x, float[N,4,A,B] r) => (float[N,4,E,F] y) <" + W + "> { c = Conv(x, w)  y = Add(c, r) }"
   before, _ = run_pass(text, FUSE_CONV)
   stays(before, CONV_EPILOGUE, "does not surely broadcast to [N, 4, ")
 
 
 def test_a_residual_of_dynamic_dimensions_that_stay():
   """With this padding the convolution's result has the lengths of what it reads."""
-  text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}> {{ c = {SAME}(x, w)  a = Add(c, x)  y = Relu(a) }}"
+  text = f"(float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}> {{ c = {SAME}(x, w)  a = Add(c, x)  y = Relu(a) }}"
   fuse(model(text), into="FusedConv")
 
 
@@ -189,7 +189,7 @@ def test_a_residual_of_dynamic_dimensions_that_stay():
 )
 def test_residuals_of_lengths_without_a_name(nodes, fused):
   ones = f"{constant('u', 4, 4, 1, 1)}, float[4,1,1] k = {{1, 2, 3, 4}}"
-  text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}, {ones}> {{ {nodes} }}"
+  text = f"(float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}, {ones}> {{ {nodes} }}"
   optimized, result = run_pass(run_pass(text, FUSE_CONV)[0], CONV_EPILOGUE)
   left = [each for each in operators(optimized) if each in ("Add", "Relu")]
   if fused:
@@ -204,7 +204,7 @@ def test_residuals_of_lengths_without_a_name(nodes, fused):
 @parametrize("size, fused", [("H,V", False), ("H,W", True)])
 def test_images_that_are_read_with_channels_first(size, fused):
   """Their lengths stand elsewhere than the results'."""
-  text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
+  text = f"""(float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
     c = Conv<strides=[2,2]>(x, w)  d = Conv<strides=[2,2]>(z, w)  y = Add(c, d) }}"""
   before, _ = run_pass(text, FUSE_CONV, CHANNELS_LAST_ALWAYS)
   optimized, result = run_pass(before, IMAGE_INPUT, CONV_EPILOGUE)
@@ -227,7 +227,7 @@ def test_what_is_used_inside_a_body_is_the_last():
 def test_limits():
   """The last convolutions come first."""
   nodes = "  ".join(f"c{i} = {SAME}({'x' if i == 0 else f'a{i - 1}'}, w)  a{i} = Relu(c{i})" for i in range(4))
-  before, _ = run_pass(f"g (float[N,4,5,6] x) => (a3) <{W}> {{ {nodes} }}", FUSE_CONV)
+  before, _ = run_pass(f"(float[N,4,5,6] x) => (a3) <{W}> {{ {nodes} }}", FUSE_CONV)
   run_pass(before, CONV_EPILOGUE, limit=2, changes=2, into=["FusedConv", "Relu"] * 2 + ["FusedConv"] * 2)
 
 

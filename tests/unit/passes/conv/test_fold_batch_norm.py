@@ -17,7 +17,7 @@ def graph(nodes, constants=PARAMETERS, weight=f"float[4,3,2,1] w = {KERNEL}", **
   inputs, outputs = parts.get("inputs", ""), parts.get("outputs", "")
   x = parts.get("x", "float[N,3,6,5] x")
   comma = ", " if constants else ""
-  return f"g ({x}{inputs}) => (float[A,4,B,C] y{outputs}) <{weight}{comma}{constants}> {{ {nodes} }}"
+  return f"({x}{inputs}) => (float[A,4,B,C] y{outputs}) <{weight}{comma}{constants}> {{ {nodes} }}"
 
 
 def check(original, ops, precision=""):
@@ -72,7 +72,7 @@ def test_three_dimensions():
 
 def test_in_constant_nodes_and_in_bodies():
   body = f"a = Conv(x, w)  {NORM.replace('y', 't')}"
-  text = f"""g (bool c, float[N,3,6,5] x) => (float[A,4,B,C] y) <float[4,3,2,1] w = {KERNEL}, {PARAMETERS}> {{
+  text = f"""(bool c, float[N,3,6,5] x) => (float[A,4,B,C] y) <float[4,3,2,1] w = {KERNEL}, {PARAMETERS}> {{
       y = If(c) <then () => (float[A,4,B,C] t) {{ {body} }},
                   otherwise () => (float[A,4,B,C] e) {{ e = Conv(x, w) }}> }}"""
   optimized, _ = run_same(text, FOLD_BATCH_NORM, changes=1)

@@ -7,7 +7,7 @@ KERNEL = "{" + ", ".join(str((5 * i) % 11 - 5) for i in range(36)) + "}"
 
 def graph(nodes, constants="", inputs="", outputs=""):
   weight = f"float[2,3,3,2] w = {KERNEL}" + (f", {constants}" if constants else "")
-  return f"g (float[N,3,6,5] x{inputs}) => (float[A,B,C,D] y{outputs}) <{weight}> {{ {nodes} }}"
+  return f"(float[N,3,6,5] x{inputs}) => (float[A,B,C,D] y{outputs}) <{weight}> {{ {nodes} }}"
 
 
 def check(original, op, pads):
@@ -47,7 +47,7 @@ def test_added_to_the_convolution_s_own(attributes, pads):
 
 
 def test_one_dimension():
-  original = model("""g (float[N,2,7] x) => (float[N,1,C] y) <float[1,2,3] w = {1,2,3,-1,-2,-3},
+  original = model("""(float[N,2,7] x) => (float[N,1,C] y) <float[1,2,3] w = {1,2,3,-1,-2,-3},
     int64[6] p = {0,0,4,0,0,5}> { a = Pad(x, p)  y = Conv(a, w) }""")
   check(original, "Conv", [4, 5])
 
@@ -99,7 +99,7 @@ def test_near_misses(text, fragment):
 def test_a_window_larger_than_the_image(size, opset, folds):
   """ONNX Runtime rounds -1 / 2 to 0, so that there is one: before opset 19 it counts all of it."""
   original = model(
-    f"""g (float[1,1,{size}] x) => (float[1,1,O] y) <int64[6] p = {{0,0,1,0,0,0}}>
+    f"""(float[1,1,{size}] x) => (float[1,1,O] y) <int64[6] p = {{0,0,1,0,0,0}}>
       {{ a = Pad(x, p)  y = AveragePool<kernel_shape=[3], strides=[2]>(a) }}""",
     opset,
   )
@@ -124,5 +124,5 @@ def test_a_value_that_a_body_captures_stays():
 
 
 def test_the_padding_of_the_weight_is_no_padding_of_the_image():
-  text = "g (float[N,3,6,5] x, float[2,3,2,2] w) => (float[A,B,C,D] y) <int64[8] p = {0, 0, 1, 0, 0, 0, 0, 1}>"
+  text = "(float[N,3,6,5] x, float[2,3,2,2] w) => (float[A,B,C,D] y) <int64[8] p = {0, 0, 1, 0, 0, 0, 0, 1}>"
   stays(f"{text} {{ u = Pad(w, p)  y = Conv(x, u) }}", FOLD_PAD)

@@ -110,7 +110,7 @@ def test_dynamic_spatial_dimensions():
 
 
 def test_in_a_body():
-  original = """g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1,2,3,4}> {
+  original = """(float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1,2,3,4}> {
       y = If(c) <then () => (float[N,1,A,B] t) { t = Conv(x, w) },
                   otherwise () => (float[N,1,A,B] e) { e = Conv<strides=[1,1]>(x, w) }> }"""
   run_same(original, FUSE_CONV, changes=2)
@@ -147,7 +147,7 @@ def test_near_misses(original, fragment):
 
 
 def test_an_unknown_rank_stays():
-  original = """g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
+  original = """(float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
     x = Reshape(v, shape)  y = Conv(x, w) }"""
   stays(original, FUSE_CONV, "the rank of 'x' is unknown")
 

@@ -94,7 +94,7 @@ def test_a_decoder_has_its_channels_last(rng):
 
 
 def test_resize_before_a_conv_is_left_alone():
-  original = model("""g (float[N,1,4,4] x) => (float[N,1,A,B] y)
+  original = model("""(float[N,1,4,4] x) => (float[N,1,A,B] y)
     <float[4] scales = {1,1,2,2}, float[1,1,3,3] w = {1,2,3,4,5,6,7,8,9}> {
     r = Resize<mode="nearest">(x, , scales)  y = Conv<pads=[1,1,1,1]>(r, w) }""")
   optimized, _, _ = run_passes(original, select_passes(layout="nchw"))

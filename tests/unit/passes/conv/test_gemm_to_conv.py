@@ -81,8 +81,8 @@ def test_near_misses(nodes, constants, inputs, fragment):
 @parametrize(
   "text",
   [
-    f"g (float[N,4] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ y = MatMul(x, m) }}",
-    f"g (float[N,4,1,1] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ f = Flatten(x)  y = MatMul(f, m) }}",
+    f"(float[N,4] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ y = MatMul(x, m) }}",
+    f"(float[N,4,1,1] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ f = Flatten(x)  y = MatMul(f, m) }}",
     graph("f = Flatten(c)  y = MatMul(f, m)", "float[120,1] m = {" + ", ".join(["1"] * 120) + "}", out="float[N,1] y"),
   ],
 )

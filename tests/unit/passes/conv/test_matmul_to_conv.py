@@ -11,7 +11,7 @@ LAST, FIRST = "Transpose<perm=[0,2,3,1]>", "Transpose<perm=[0,3,1,2]>"
 
 def graph(nodes, constants="", inputs="", out="[N,5,6,8]", perm=LAST):
   weights = ", ".join([constant("w", 4, 4, 3, 3), *([constants] if constants else [])])
-  return model(f"""g (float[N,4,5,6] x{inputs}) => (float{out} y) <{weights}> {{
+  return model(f"""(float[N,4,5,6] x{inputs}) => (float{out} y) <{weights}> {{
     c = Conv<pads=[1,1,1,1]>(x, w)  t = {perm}(c)  {nodes} }}""")
 
 
@@ -80,7 +80,7 @@ def test_what_attention_reads_stays():
         q_layout = "b s (h:0/6 d)", k_layout = "b s (h:2/6 d)", v_layout = "b s (h:4/6 d)",
         y_layout = "b s (h d)"> (q, q, q)"""
   weights = ", ".join([constant("w", 4, 4, 3), constant("m", 4, 12), constant("b", 12)])
-  original = model(f"""g (float[2,4,7] x) => (float[2,7,4] y, float[2,7,12] z) <{weights}> {{
+  original = model(f"""(float[2,4,7] x) => (float[2,7,4] y, float[2,7,12] z) <{weights}> {{
     c = Conv<pads=[1,1]>(x, w)  t = Transpose<perm=[0,2,1]>(c)  p = MatMul(t, m)  q = Add(p, b)  {attention}
     z = MatMul(t, m) }}""")
   original.opset_import.append(helper.make_opsetid("ortplugin", 1))

@@ -21,7 +21,7 @@ def mixed(
   output="",
 ):
   p, q = bias.split(";")
-  original = model(f"""g ({dtype}[N,5,9,8] x) => ({dtype}[A,B,C,D] y{output}) <int64[2] parts = {{2,3}}> {{
+  original = model(f"""({dtype}[N,5,9,8] x) => ({dtype}[A,B,C,D] y{output}) <int64[2] parts = {{2,3}}> {{
     a, b = Split<axis=1>(x, parts)
     c = Conv<{first}>(a, v{p})  d = Conv<{second}>(b, w{q})  y = Concat<axis={axis}>(c, d) {more} }}""")
   generator = np.random.default_rng(0)

@@ -15,7 +15,7 @@ def graph(attributes="", *, x="N,4,1,1", y="N,5,3,2", weight="", after="", more=
   weight = weight or constant("w", 4, 5, 3, 2)
   inputs = "" if "= {" in weight else f", {weight}"
   constants = ", ".join(each for each in (constant("b", bias), "" if inputs else weight, more) if each)
-  return model(f"""g (float[{x}] x{inputs}) => (float[{y}] y) <{constants}> {{
+  return model(f"""(float[{x}] x{inputs}) => (float[{y}] y) <{constants}> {{
     {"c" if after else "y"} = ConvTranspose{attributes}(x, w, b)  {after} }}""")
 
 

@@ -5,7 +5,7 @@ from ortplugin.optimizer.pipeline import CHANNEL_SHUFFLE
 
 
 def graph(split="{0, 2, 3, 4, 5}", perm="[0, 2, 1, 3, 4]", joined="{0, 6, 4, 5}", outputs="", out="[N,6,4,5]"):
-  return f"""g (float[N,6,4,5] x) => (float{out} y{outputs}) <int64[5] s = {split}, int64[4] j = {joined}> {{
+  return f"""(float[N,6,4,5] x) => (float{out} y{outputs}) <int64[5] s = {split}, int64[4] j = {joined}> {{
     a = Reshape(x, s)  b = Transpose<perm={perm}>(a)  y = Reshape(b, j) }}"""
 
 

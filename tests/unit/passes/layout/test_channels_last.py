@@ -36,7 +36,7 @@ def test_one_convolution():
 def test_a_region_of_pointwise_convolutions_stays(beside):
   """They have an engine with channels first; another convolution beside them decides for all."""
   more = ", float[2,2,8] z" if beside else ""
-  original = model(f"""g (float[2,2,8] x) => (float[2,2,8] y{more})
+  original = model(f"""(float[2,2,8] x) => (float[2,2,8] y{more})
     <float[2,2,1] w = {{1,2,3,4}}, float[2,2,3] v = {{1,2,3,4,5,6,7,8,9,10,11,12}}> {{
       c = Conv(x, w)  y = Relu(c)  {beside} }}""")
   single, _ = run_pass(original, FUSE_CONV)
@@ -49,7 +49,7 @@ def test_ranks(spatial):
   values = ", ".join(str((i % 7 - 3) / 4) for i in range(3**spatial * 4))
   threes, fives, ones = (f",{size}" * spatial for size in (3, 5, 1))
   optimized, _ = change(
-    model(f"""g (float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
+    model(f"""(float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
     <float[2,2{threes}] w = {{{values}}}, float[2] b = {{1,-1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
   )
   assert operators(optimized)[-1] == "Transpose"
@@ -61,7 +61,7 @@ def test_ranks(spatial):
 @parametrize("pool", ["ReduceMean<axes=[2]>(c)", "GlobalAveragePool(c)"])
 def test_squeeze_and_excite_with_one_spatial_dimension(pool, length):
   """Both orders of three axes are one permutation: a view to channels first must not become one to channels last."""
-  original = model(f"""g (float[N,4,{length}] x) => (y, float[N,4,1] p, r)
+  original = model(f"""(float[N,4,{length}] x) => (y, float[N,4,1] p, r)
     <{constant("w", 4, 4, 1)}> {{
         c = Conv(x, w)  p = {pool}  s = Conv(p, w)  r = Relu(s)  e = Conv(r, w)  g = Sigmoid(e)  y = Mul(c, g)
     }}""")
@@ -75,7 +75,7 @@ def test_views_of_one_pixel_and_of_one_channel(spatial, channels):
   """Values that leave the convolutions, and operands of lower rank, with channels last and as they were."""
   ones, weights = ",1" * spatial, constant("w", channels, channels, *[1] * spatial)
   change(
-    model(f"""g (float[N,{channels}{ones}] x, float[{channels}{ones}] o, float[N,{channels},7{ones[2:]}] z)
+    model(f"""(float[N,{channels}{ones}] x, float[{channels}{ones}] o, float[N,{channels},7{ones[2:]}] z)
     => (float[N,{channels}{ones}] y, float[A,B{",D" * spatial}] u, float[A,B{",E" * spatial}] v)
     <{weights}>
     {{ c = Conv(x, w)  y = Add(c, o)  u = Conv(y, w)  t = Conv(z, w)  v = Mul(t, u) }}""")
@@ -96,13 +96,13 @@ def test_float16_and_float_that_may_round_by_default():
   stays(double, CHANNELS_LAST)
 
 
-GROUPED = """g (float[1,8,6,6] x) => (y) <float[8,2,1,1] w = {{{}}}> {{
+GROUPED = """(float[1,8,6,6] x) => (y) <float[8,2,1,1] w = {{{}}}> {{
   c = Conv<group=4>(x, w)  y = Relu(c) }}""".format(", ".join(["0.5"] * 16))
-ONE_DIMENSION = """g (float[1,2,6] x) => (float[1,2,5] y) <float[2,2,2] w = {1,2,3,4,5,6,7,8}> {
+ONE_DIMENSION = """(float[1,2,6] x) => (float[1,2,5] y) <float[2,2,2] w = {1,2,3,4,5,6,7,8}> {
   c = Conv(x, w)  y = Relu(c) }"""
 
 
-SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,3,3] y) <float[8,8,1,1] w = {{{}}}, int64[8] order = {{{}}}> {{
+SHUFFLED = """(float[1,8,6,6] x) => (float[1,8,3,3] y) <float[8,8,1,1] w = {{{}}}, int64[8] order = {{{}}}> {{
   c = Conv<strides=[2,2]>(x, w)  s = Gather<axis=1>(c, order)  y = Relu(s) }}""".format(
   ", ".join(["0.5"] * 64), "0,4,1,5,2,6,3,7"
 )
@@ -132,7 +132,7 @@ def test_float_that_is_slow_on_a_cpu_asks_for_it(text):
 def test_float_that_a_cpu_is_fast_at(nodes):
   """Beside what it is slow at: groups of one channel, whole images that are gathered, and their colours."""
   constants = f"{W}, {constant('d', 4, 1, 3, 3)}, int64[2] order = {{1, 0}}, int64[4] colours = {{2,1,0,3}}"
-  original = f"g (float[2,4,7,7] x) => (float[A,4,B,C] y) <{constants}> {{ {nodes} }}"
+  original = f"(float[2,4,7,7] x) => (float[A,4,B,C] y) <{constants}> {{ {nodes} }}"
   optimized, _ = run_same(original, FUSE_CONV, CHANNELS_LAST)
   assert {attribute(each, "layout") for each in optimized.graph.node if each.op_type == "FusedConv"} == {b"NHWC"}
 
@@ -274,7 +274,7 @@ def test_the_model_s_own_transposes_cancel():
 def test_an_image_with_channels_last_already():
   """As TensorFlow's exporters make it."""
   optimized, _ = change(
-    model(f"""g (float[N,5,6,4] x) => (y) <{W}> {{
+    model(f"""(float[N,5,6,4] x) => (y) <{W}> {{
     a = Transpose<0,3,1,2>(x)  b = {SAME}(a, w)  c = Relu(b)
     y = Transpose<0,2,3,1>(c) }}""")
   )
@@ -304,14 +304,14 @@ def test_a_branch_that_no_convolution_needs_stays():
 
 def test_vectors_are_views():
   """A squeeze-excite of an image that comes from elsewhere: [N, C, 1, 1] needs no Transpose."""
-  original = model(f"""g (float[N,4,5,6] x) => (float[N,4,1,1] y) <{constant("u", 4, 4, 1, 1)}> {{
+  original = model(f"""(float[N,4,5,6] x) => (float[N,4,1,1] y) <{constant("u", 4, 4, 1, 1)}> {{
     a = ReduceSumSquare<axes=[2,3]>(x)  b = Conv(a, u)  y = Sigmoid(b) }}""")
   change(original, into="ReduceSumSquare Reshape FusedConv Sigmoid Reshape")
 
 
 def test_weights_that_are_computed():
   change(
-    model("""g (float[N,2,5,6] x, float[3,2,2,2] v, float[3] b) => (float[N,3,4,5] y) {
+    model("""(float[N,2,5,6] x, float[3,2,2,2] v, float[3] b) => (float[N,3,4,5] y) {
     y = Conv(x, v, b) }"""),
     into="Unsqueeze Transpose Transpose Unsqueeze Reshape FusedConv Transpose",
   )
@@ -335,7 +335,7 @@ def test_what_a_body_or_a_graph_output_needs_is_transposed():
 
 def test_inside_a_body():
   optimized, _ = change(
-    model(f"""g (float[N,4,5,6] x, bool b) => (float[N,4,5,6] y) <{W}> {{
+    model(f"""(float[N,4,5,6] x, bool b) => (float[N,4,5,6] y) <{W}> {{
       y = If(b) <then () => (float[N,4,5,6] t) {{ c = {SAME}(x, w)  t = Relu(c) }},
                   otherwise () => (float[N,4,5,6] e) {{ e = Abs(x) }}> }}""")
   )
@@ -391,5 +391,5 @@ def test_where_a_region_ends(nodes):
 
 
 def test_a_kernel_of_unknown_size():
-  before, _ = run_pass("g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }", FUSE_CONV)
+  before, _ = run_pass("(float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }", FUSE_CONV)
   stays(before, CHANNELS_LAST_ALWAYS, "or kernel of its weights, or of an operand, is unknown")

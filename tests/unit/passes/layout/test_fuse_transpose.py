@@ -11,7 +11,7 @@ QKV = "t = Transpose<2,0,3,1,4>(x)"
 
 def graph(nodes, inputs, outputs, dtype="float16"):
   typed = ", ".join(f"{dtype}{each}" for each in inputs.split("; "))
-  return f"g ({typed}) => ({', '.join(f'{dtype}{each}' for each in outputs.split('; '))}) <{CONSTANTS}> {{ {nodes} }}"
+  return f"({typed}) => ({', '.join(f'{dtype}{each}' for each in outputs.split('; '))}) <{CONSTANTS}> {{ {nodes} }}"
 
 
 def windows(optimized):
@@ -137,22 +137,22 @@ def test_a_product_of_more_than_the_last_two_axes_reads_a_copy():
 
 
 def test_arithmetic_on_shapes_and_constants_stays():
-  shapes = """g (float[N,M,4] x) => (float[A,B,C] y) <int64[2,2] s = {0,0,-1,0}, int64[3] at = {0,1,2}> {
+  shapes = """(float[N,M,4] x) => (float[A,B,C] y) <int64[2,2] s = {0,0,-1,0}, int64[3] at = {0,1,2}> {
     n = Shape(x) g = Gather(n, s) t = Transpose(g) f = Flatten<axis=0>(t) q = Squeeze(f)
     d = Gather(q, at) y = Reshape(x, d) }"""
   stays(shapes, FUSE_TRANSPOSE)
-  weights = """g (float[3,4,2] x) => (y) <float[2,1,3] w = {1,2,3,4,5,6}> {
+  weights = """(float[3,4,2] x) => (y) <float[2,1,3] w = {1,2,3,4,5,6}> {
     n = Neg(w) t = Transpose(n) y = Add(x, t) }"""
   stays(weights, FUSE_TRANSPOSE)
 
 
 def test_near_misses():
-  text = "g (float[6] x, int64[K] s) => (float[A,B] y) { r = Reshape(x, s) y = Transpose<1,0>(r) }"
+  text = "(float[6] x, int64[K] s) => (float[A,B] y) { r = Reshape(x, s) y = Transpose<1,0>(r) }"
   stays(text, FUSE_TRANSPOSE, "the rank of 'r' is unknown")
 
 
 def test_an_old_opset():
-  text = "g (float[N,M] x) => (float[M,N] y) { y = Transpose(x) }"
+  text = "(float[N,M] x) => (float[M,N] y) { y = Transpose(x) }"
   stays(model(text, 9), FUSE_TRANSPOSE, "the model has opset 9")
 
 

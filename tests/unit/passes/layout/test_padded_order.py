@@ -7,7 +7,7 @@ from ortplugin.optimizer.pipeline import PADDED_ORDER
 
 
 def graph(inputs, nodes, y="float[A,B,C] y", opset=17, **weights):
-  original = model(f"g ({inputs}) => ({y}) {{ {nodes} }}", opset)
+  original = model(f"({inputs}) => ({y}) {{ {nodes} }}", opset)
   add_weights(
     original,
     **{name: np.float32(x) if isinstance(x, float) else np.asarray(x, np.int64) for name, x in weights.items()},

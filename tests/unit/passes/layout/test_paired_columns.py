@@ -14,7 +14,7 @@ def graph(attributes="pads = [1, 1, 1, 1]", *, x="N,3,7,8", w=(16, 3, 3, 3), bia
 
   given, constants = (f", {dtype}[{w[0]}] b", "") if bias else ("", f", {known('b', w[0])}")
   constants += f", {known(more, 1, 1, 1, w[0])}" if more else ""
-  return model(f"""g ({dtype}[{x}] x{given}) => ({dtype}[A,B,C,D] y) <{known("w", *w)}{constants}> {{
+  return model(f"""({dtype}[{x}] x{given}) => ({dtype}[A,B,C,D] y) <{known("w", *w)}{constants}> {{
     c = Conv<{attributes}>(x, w, b)  r = {f"Add(c, {more})" if more else "Relu(c)"}
     p = MaxPool<kernel_shape=[2,2]>(r)  y = Transpose<0,2,3,1>(p) }}""")
 

@@ -44,7 +44,7 @@ CASES = {
 
 
 def graph(nodes, given, made, dtype="float", more=""):
-  original = model(f"g ({dtype}[{given}] x) => ({dtype}[{made}] y{more}) {{ {nodes} }}")
+  original = model(f"({dtype}[{given}] x) => ({dtype}[{made}] y{more}) {{ {nodes} }}")
   for name, number in NUMBERS.items():
     if any(name in node.input for node in original.graph.node):
       add_weights(original, **{name: np.atleast_1d(np.int64(number))})

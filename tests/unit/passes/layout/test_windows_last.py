@@ -10,7 +10,7 @@ CONV = "y = Conv<pads=[1,1,1,1]>(r, w)"
 
 
 def graph(nodes, x="float16[2,2,3,3,2,4] x", y="float16[2,4,6,6] y", image=(2, 4, 6, 6), weights=FP16):
-  original = model(f"g ({x}) => ({y}) <{weights}> {{ {nodes} }}", opset=19)
+  original = model(f"({x}) => ({y}) <{weights}> {{ {nodes} }}", opset=19)
   add_weights(original, image=np.array(image, np.int64))
   return original
 

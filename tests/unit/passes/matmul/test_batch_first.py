@@ -38,7 +38,7 @@ SHAPES = {
 
 
 def graph(nodes, more=""):
-  text = f"g (f[2,5,24] x) => (f[2,5,24] y{more}) {{ {nodes}  y = Softmax(e) }}"
+  text = f"(f[2,5,24] x) => (f[2,5,24] y{more}) {{ {nodes}  y = Softmax(e) }}"
   used = {name: shape for name, shape in SHAPES.items() if f", {name})" in text}
   return weighted(text, used, opset=18)
 

@@ -21,7 +21,7 @@ FEW = {"w": (6, 5), "b": (5,)}
 
 def graph(nodes, x="2,20,24", y="2,36,24", shapes=SHAPES, half=True):
   used = {name: shape for name, shape in shapes.items() if f", {name})" in nodes}
-  return weighted(f"g (f[{x}] x) => (f[{y}] y) {{ {nodes} }}", used, half=half)
+  return weighted(f"(f[{x}] x) => (f[{y}] y) {{ {nodes} }}", used, half=half)
 
 
 CASES = {

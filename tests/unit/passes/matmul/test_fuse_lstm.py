@@ -33,7 +33,7 @@ def graph(nodes, outputs="f[5,3,32] y", x="f[5,3,8] x", half=True):
   """A model of these nodes, which read x and the weights of SHAPES that they name, and `lens`."""
   words = nodes.replace(")", ",").replace("(", ",").split(",")
   used = {name: shape for name, shape in SHAPES.items() if name in [word.strip() for word in words]}
-  return weighted(f"g ({x}) => ({outputs}) {{ {nodes} }}", used, half=half)
+  return weighted(f"({x}) => ({outputs}) {{ {nodes} }}", used, half=half)
 
 
 def lstm(inputs="x, w, r, b", attributes=f"hidden_size = 16, {BOTH}", outputs="o"):
@@ -252,7 +252,7 @@ def test_who_may_round(precision, provider, said):
 
 def test_bfloat16():
   nodes = f"{lstm()}  {JOINED}  y = Identity(j)"
-  text = f"g (bfloat16[5,3,8] x, bfloat16[2,64,8] w0) => (bfloat16[5,3,32] y) {{ {nodes} }}"
+  text = f"(bfloat16[5,3,8] x, bfloat16[2,64,8] w0) => (bfloat16[5,3,32] y) {{ {nodes} }}"
   original = model(text.replace(", bfloat16[2,64,8] w0", ""), 22, ir=10)
   for number, name in enumerate(("w", "r", "b")):
     values = np.random.default_rng(number).standard_normal(SHAPES[name]) / 4

@@ -11,7 +11,7 @@ GATED = "c = MatMul(x, w)  v = MatMul(x, u)  s = Sigmoid(v)  g = Mul(v, s)  y = 
 
 def graph(nodes, y="f[N,M,16] y", columns=16, **more):
   weights = {"w": (8, 16), "u": (8, columns), "b": (16,)}
-  return weighted(f"g (f[N,M,8] x, f[N,M,8] z, f[N,M,16] r) => ({y}) {{ {nodes} }}", weights, opset=20, **more)
+  return weighted(f"(f[N,M,8] x, f[N,M,8] z, f[N,M,16] r) => ({y}) {{ {nodes} }}", weights, opset=20, **more)
 
 
 @parametrize("nodes, y", [

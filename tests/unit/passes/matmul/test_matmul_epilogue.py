@@ -10,7 +10,7 @@ HALVES = "half = Cast<to=10>(one)  halfroot = Cast<to=10>(root)  "
 
 
 def graph(nodes, outputs="f[N,M,8] y", inputs=""):
-  text = f"g (f[N,M,8] x, f[N,M,8] r{inputs}) => ({outputs}) {{ c = MatMul(x, w)  {nodes} }}"
+  text = f"(f[N,M,8] x, f[N,M,8] r{inputs}) => ({outputs}) {{ c = MatMul(x, w)  {nodes} }}"
   return weighted(text, WEIGHTS, opset=20)
 
 
@@ -137,7 +137,7 @@ def test_what_stays(nodes, outputs, inputs, reason):
 
 def test_lengths_that_come_from_one_shape():
   """A residual whose shape has no name: both come from x's, one through a Reshape."""
-  text = """g (f[a,M,8] x) => (f[b,M,8] y) { shape = Shape(x)  zero = Constant<value_ints=[0]>()
+  text = """(f[a,M,8] x) => (f[b,M,8] y) { shape = Shape(x)  zero = Constant<value_ints=[0]>()
     n = Gather(shape, zero)  rest = Constant<value_ints=[4,2,4]>()  split = Concat<axis=0>(n, rest)
     q = Reshape(x, split)  k = Relu(q)  h = Transpose<perm=[0,2,1,3]>(k)  v = Softmax(h)
     u = Transpose<perm=[0,2,1,3]>(v)

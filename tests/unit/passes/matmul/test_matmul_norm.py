@@ -11,7 +11,7 @@ LAYER = "y = LayerNormalization<axis=-1, epsilon=1e-5>({v}, g, h)"
 
 
 def graph(nodes, y="f[N,M,64] y", width=64, **weights):
-  text = f"g (f[N,M,8] x, f[N,M,{width}] r) => ({y}) {{ c = MatMul(x, w)  v = Add(c, r)  {nodes} }}"
+  text = f"(f[N,M,8] x, f[N,M,{width}] r) => ({y}) {{ c = MatMul(x, w)  v = Add(c, r)  {nodes} }}"
   return weighted(text, {"w": (8, width), "g": (width,), "h": (width,), **weights}, opset=17)
 
 

@@ -10,7 +10,7 @@ BACK = "k = Constant<value_ints=[{}]>()  y = Reshape(c, k)"
 
 
 def shaped(back, x="2,3,8", y="2,3,6", product="Gemm(a, w, b)", more=""):
-  return f"g (f[{x}] x{more}) => (f[{y}] y) {{ {TO_ROWS} c = {product}  {back} }}"
+  return f"(f[{x}] x{more}) => (f[{y}] y) {{ {TO_ROWS} c = {product}  {back} }}"
 
 
 # As TorchScript writes x.view(-1, K) and y.view(*x.shape[:-1], N).
@@ -42,7 +42,7 @@ def test_forms(text, ops):
 
 def test_rows_whose_number_only_a_run_knows():
   """The view's shape comes from another tensor than x: what is read is reshaped by it."""
-  text = f"""g (f[R,8] x, f[N,M,6] r) => (f[N,M,6] y) {{ c = Gemm(x, w, b)
+  text = f"""(f[R,8] x, f[N,M,6] r) => (f[N,M,6] y) {{ c = Gemm(x, w, b)
     {DYNAMIC.replace("Shape(x)", "Shape(r)")}  v = Reshape(c, k)  y = Add(v, r) }}"""
   optimized, _ = run_same(weighted(text, WEIGHTS), *PASSES, R=12)
   assert operators(optimized)[-2:] == ["Reshape", "FusedMatMul"]
@@ -69,7 +69,7 @@ def test_an_operand_of_each_row_keeps_its_place():
 
 
 def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view():
-  text = """g (f[8] x) => (f[6] y) { first = Constant<value_ints=[0]>()  a = Unsqueeze(x, first)
+  text = """(f[8] x) => (f[6] y) { first = Constant<value_ints=[0]>()  a = Unsqueeze(x, first)
     c = Gemm(a, w, b)  k = Constant<value_ints=[6]>()  y = Reshape(c, k) }"""
   (reason,) = run_pass(weighted(text, {"w": (8, 6), "b": (1, 6)}), *PASSES)[1].near_misses
   assert reason.reason == "'b' has more dimensions than 'y'"
@@ -77,7 +77,7 @@ def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view():
 
 def test_a_width_that_is_not_known():
   """A model may leave it open how wide the rows are; the product is fused, its view stays."""
-  text = "g (f[R,W] x, f[2,3,6] r) => (f[2,3,6] y) { c = Gemm(x, w, b)  %s  y = Add(v, r) }"
+  text = "(f[R,W] x, f[2,3,6] r) => (f[2,3,6] y) { c = Gemm(x, w, b)  %s  y = Add(v, r) }"
   fused, _ = run_pass(weighted(text % BACK.format("2, 3, 6").replace("y =", "v ="), WEIGHTS), MATMUL_TO_FUSED)
   assert "FusedMatMul" in operators(fused)
   stays(fused, MATMUL_VIEWS, "is not known beforehand")

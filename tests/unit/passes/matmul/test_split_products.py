@@ -9,7 +9,7 @@ GATED = "a, b = Split<axis=-1, num_outputs=2>({c})  g = Gelu(a)  y = Mul(g, b)"
 
 
 def graph(nodes, y="f[N,M,16] y", **weights):
-  text = f"g (f[N,M,8] x, f[N,M,32] r) => ({y}) {{ c = MatMul(x, w)  {nodes} }}"
+  text = f"(f[N,M,8] x, f[N,M,32] r) => ({y}) {{ c = MatMul(x, w)  {nodes} }}"
   return weighted(text, {"w": (8, 32), **weights}, opset=20)
 
 

@@ -14,7 +14,7 @@ GROUPS = 'n = LayerNormalization<axis=1, epsilon=0.01, axes="2 3", groups=2>(x)'
 
 
 def graph(*nodes, shape="N,6,4,5", result=None, more=""):
-  return f"g (float[{shape}] x{more}) => (float[{result or shape}] y) <{CONSTANTS}> {{ {' '.join(nodes)} }}"
+  return f"(float[{shape}] x{more}) => (float[{result or shape}] y) <{CONSTANTS}> {{ {' '.join(nodes)} }}"
 
 
 def test_torchs_group_norm_with_an_activation():
@@ -135,6 +135,6 @@ def test_between_convolutions_with_channels_last(groups):
 
 
 def test_without_a_gpu_float32_stays():
-  text = "g (float[2,6,4,5] x, float[6] s) => (float[2,6,4,5] y) { y = InstanceNormalization(x, s, s) }"
+  text = "(float[2,6,4,5] x, float[6] s) => (float[2,6,4,5] y) { y = InstanceNormalization(x, s, s) }"
   stays(model(text, 17), FUSE_GROUP_NORM, "slower than ONNX Runtime's on a CPU")
   run_pass(model(text.replace("float[", "float16["), 17), FUSE_GROUP_NORM, changes=1)

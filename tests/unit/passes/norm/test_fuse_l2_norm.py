@@ -8,7 +8,7 @@ CLIPPED = "c = Clip(n, low)  y = Div(x, c)"
 
 
 def graph(nodes=CLIPPED, low=0.0, axes="-1", dtype="float16", x="N,3,7,7"):
-  original = model(f"g ({dtype}[{x}] x) => (y) {{ n = ReduceL2<axes=[{axes}]>(x)  {nodes} }}")
+  original = model(f"({dtype}[{x}] x) => (y) {{ n = ReduceL2<axes=[{axes}]>(x)  {nodes} }}")
   low_ = np.array(low, np.float16 if dtype == "float16" else np.float32)
   original.graph.initializer.append(numpy_helper.from_array(low_, "low"))
   return original

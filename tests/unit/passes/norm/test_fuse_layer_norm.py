@@ -16,7 +16,7 @@ ROOT = "shifted = Add(variance, epsilon)  root = Sqrt(shifted)"
 
 
 def graph(*nodes, dtype="float", result=""):
-  return f"g ({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
+  return f"({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
 
 
 POW = VARIANCE.replace("Mul(d, d)", "Pow(d, two)")
@@ -107,7 +107,7 @@ def test_a_cast_of_the_variance_only():
     program=["y = LayerNormalization(x)"])  # fmt: skip
 
 
-OPERATOR = "g (float[N,M,8] x, float[8] gamma, beta) => (float[N,M,8] y) "
+OPERATOR = "(float[N,M,8] x, float[8] gamma, beta) => (float[N,M,8] y) "
 
 
 def test_the_operator():
@@ -147,7 +147,7 @@ def test_bfloat16_is_recognised():
   assert programs(optimized)[0].startswith("(bfloat16 x, bfloat16 gamma, bfloat16 beta) => (bfloat16 y)")
 
 
-SKIP = "g (float[2,3,8] x, skip, float[8] gamma, beta, bias) => (float[2,3,8] y{}) "
+SKIP = "(float[2,3,8] x, skip, float[8] gamma, beta, bias) => (float[2,3,8] y{}) "
 
 
 def test_skip_layer_normalization():
@@ -180,7 +180,7 @@ def test_skip_layer_normalization_without_beta_has_its_own_epsilon():
 def test_inside_a_branch():
   branch = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "z = Div(d, root)"])
   original = model(
-    f"""g (bool c, float[N,M,8] x) => (y) {{
+    f"""(bool c, float[N,M,8] x) => (y) {{
             y = If(c) <then () => (float[N,M,8] z) {{ {branch} }},
                         otherwise () => (float[N,M,8] w) {{ w = Neg(x) }}>
         }}"""
@@ -254,7 +254,7 @@ def test_a_mean_of_something_else_does_not_match():
 
 
 def test_integers_do_not_match():
-  original = """g (int32[N,M,8] x) => (y) {
+  original = """(int32[N,M,8] x) => (y) {
     epsilon = int32 {1}
     mean = ReduceMean<axes=[-1]>(x)  d = Sub(x, mean)  square = Mul(d, d)
     variance = ReduceMean<axes=[-1]>(square)  shifted = Add(variance, epsilon)
@@ -277,18 +277,18 @@ INTERIOR = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
 @parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
 def test_an_intermediate_that_is_a_graph_output_stays(name):
   width = 8 if name in ("d", "square") else 1
-  text = f"g (float[N,M,8] x) => (y, float[N,M,{width}] {name}) {{ {INTERIOR} }}"
+  text = f"(float[N,M,8] x) => (y, float[N,M,{width}] {name}) {{ {INTERIOR} }}"
   stays(text, FUSE_LAYER_NORM, f"'{name}' is a graph output")
 
 
 @parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
 def test_an_intermediate_with_another_consumer_stays(name):
-  text = f"g (float[N,M,8] x) => (y, float[N,M,any] z) {{ {INTERIOR} z = Neg({name}) }}"
+  text = f"(float[N,M,8] x) => (y, float[N,M,any] z) {{ {INTERIOR} z = Neg({name}) }}"
   stays(text, FUSE_LAYER_NORM, f"'{name}' is also used by 'z' (Neg)")
 
 
 def test_an_intermediate_that_a_body_captures_stays():
-  text = f"""g (bool c, float[N,M,8] x) => (y, z) {{ {INTERIOR}
+  text = f"""(bool c, float[N,M,8] x) => (y, z) {{ {INTERIOR}
       z = If(c) <then () => (float[N,M,8] t) {{ t = Neg(d) }},
                   otherwise () => (float[N,M,8] e) {{ e = Neg(x) }}> }}"""
   stays(text, FUSE_LAYER_NORM, "'d' is also used inside a body, by 't' (Neg)")
@@ -296,7 +296,7 @@ def test_an_intermediate_that_a_body_captures_stays():
 
 def test_an_overridable_epsilon_stays():
   nodes = " ".join([MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
-  fixed = model(f"g (float[N,M,8] x) => (y) <float epsilon = {{1e-5}}> {{ {nodes} }}")
+  fixed = model(f"(float[N,M,8] x) => (y) <float epsilon = {{1e-5}}> {{ {nodes} }}")
   assert len(run_pass(fixed, FUSE_LAYER_NORM)[1].changes) == 1
   overridable = onnx.ModelProto()
   overridable.CopyFrom(fixed)
@@ -305,7 +305,7 @@ def test_an_overridable_epsilon_stays():
 
 
 def test_the_normalised_value_may_be_an_output_and_the_input_too():
-  run_same(f"g (float[N,M,8] x) => (y, x) {{ {INTERIOR} }}", FUSE_LAYER_NORM, into="FusedLayerNorm")
+  run_same(f"(float[N,M,8] x) => (y, x) {{ {INTERIOR} }}", FUSE_LAYER_NORM, into="FusedLayerNorm")
 
 
 def test_nodes_named_unlike_their_outputs():
@@ -316,7 +316,7 @@ def test_nodes_named_unlike_their_outputs():
 
 
 def test_unknown_dtype_stays():
-  original = model("g (float[N,M,8] u) => (y) { x = com.microsoft.Unheard(u) " + INTERIOR + " }", contrib=True)
+  original = model("(float[N,M,8] u) => (y) { x = com.microsoft.Unheard(u) " + INTERIOR + " }", contrib=True)
   stays(original, FUSE_LAYER_NORM, "the dtype of 'x' is unknown")
 
 
@@ -335,13 +335,13 @@ UNKNOWN_RANK = "the rank of 'x' is unknown; fix the shapes of the model's inputs
 )
 def test_a_value_of_unknown_rank_stays(nodes):
   """ONNX Runtime would infer a wrong rank for the fused node's output."""
-  original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
+  original = model(f"""(float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
     unheard = com.microsoft.Unheard(u)  x = Cast<to=1>(unheard)  {nodes} }}""", contrib=True)  # fmt: skip
   stays(original, FUSE_LAYER_NORM, UNKNOWN_RANK)
 
 
 def test_a_fixed_input_shape_tells_the_rank():
-  original = model("""g (float[2,3,8] u, float[N] v, float[8] gamma) => (float[2,3,8] y) {
+  original = model("""(float[2,3,8] u, float[N] v, float[8] gamma) => (float[2,3,8] y) {
     zero = {0}  end = Shape(v)  whole = Shape(u)
     shape = Slice(whole, zero, end)  x = Reshape(u, shape)  y = LayerNormalization(x, gamma) }""")
   optimized, report = optimize(original)
@@ -353,7 +353,7 @@ def test_a_fixed_input_shape_tells_the_rank():
 
 
 def test_an_axis_beyond_the_rank_stays():
-  original = model("""g (float[3,8] x, float[8] gamma) => (float[3,8] y)
+  original = model("""(float[3,8] x, float[8] gamma) => (float[3,8] y)
     { y = LayerNormalization<axis=-3>(x, gamma) }""")
   (miss,) = FUSE_LAYER_NORM(import_model(original)).near_misses
   assert miss.reason == "the axis -3 is out of range for 'x' of shape [3, 8]"
@@ -383,7 +383,7 @@ def test_a_zero_size_dimension():
 def test_a_residual_that_may_be_longer_stays(op, fuse, x, residual, reason):
   """ONNX Runtime adds the beginning of it; a sum would broadcast x."""
   original = model(
-    f"g (float[{x}] x, float[{residual}] skip, float[8] gamma) => (float[a,b,c] y) "
+    f"(float[{x}] x, float[{residual}] skip, float[8] gamma) => (float[a,b,c] y) "
     f"{{ y = com.microsoft.Skip{op}LayerNormalization(x, skip, gamma) }}",
     contrib=True,
   )
@@ -395,8 +395,7 @@ def test_a_residual_that_may_be_longer_stays(op, fuse, x, residual, reason):
 
 def test_the_statistics_wanted_too_stay():
   original = (
-    "g (float[N,M,8] x, float[8] gamma) => (float[N,M,8] y, float[N,M,1] mean) "
-    "{ y, mean = LayerNormalization(x, gamma) }"
+    "(float[N,M,8] x, float[8] gamma) => (float[N,M,8] y, float[N,M,1] mean) { y, mean = LayerNormalization(x, gamma) }"
   )
   stays(original, FUSE_LAYER_NORM, "the statistics are wanted too: 'mean' is a graph output")
 
@@ -408,7 +407,7 @@ def test_another_stash_type_stays():
 
 @parametrize("shape", ["[7]", "[2,1,1,8]", "[3,8]"])
 def test_gamma_of_the_wrong_shape_stays(shape):  # ORT 25855
-  text = f"g (float[2,4,8] x, float{shape} gamma) => (float[2,4,8] y) {{ y = LayerNormalization(x, gamma) }}"
+  text = f"(float[2,4,8] x, float{shape} gamma) => (float[2,4,8] y) {{ y = LayerNormalization(x, gamma) }}"
   stays(text, FUSE_LAYER_NORM, "gamma, 'gamma', of shape", "does not broadcast to [2, 4, 8]")
 
 

@@ -10,7 +10,7 @@ ROOT = "shifted = Add(mean, epsilon)  root = Sqrt(shifted)"
 
 
 def graph(*nodes, dtype="float", result=""):
-  return f"g ({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
+  return f"({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
 
 
 FORMS = {
@@ -81,7 +81,7 @@ def test_the_cast_value_used_elsewhere():
       "y = Div(wide, root)  z = Sin(wide)",
     ]
   )
-  original = f"g (float16[N,M,8] x) => (float[N,M,8] y, z) {{ {nodes} }}"
+  original = f"(float16[N,M,8] x) => (float[N,M,8] y, z) {{ {nodes} }}"
   _, result = run_same(original, FUSE_RMS_NORM, into="Cast FusedLayerNorm Sin")
   assert result.near_misses == ()
 
@@ -96,14 +96,14 @@ def test_epsilon_in_double(epsilon, fused):
 
 @parametrize("dtype", ["float", "float16", "double"])
 def test_the_operator_of_opset_23(dtype):
-  run_pass(model(f"g ({dtype}[N,M,8] x, {dtype}[8] scale) => ({dtype}[N,M,8] y) "
+  run_pass(model(f"({dtype}[N,M,8] x, {dtype}[8] scale) => ({dtype}[N,M,8] y) "
                    "{ y = RMSNormalization<epsilon=1e-6>(x, scale) }", opset=23, ir=10), FUSE_RMS_NORM,
     into="FusedLayerNorm", program=["n = RMSNormalization<epsilon=1e-06>(x)", "y = Mul(n, gamma)"])  # fmt: skip
 
 
 def test_the_operator_of_opset_23_in_onnx_runtime():
   run_same(
-    model("g (float[N,M,8] x, float[8] scale) => (float[N,M,8] y) { y = RMSNormalization(x, scale) }", opset=23, ir=10),
+    model("(float[N,M,8] x, float[8] scale) => (float[N,M,8] y) { y = RMSNormalization(x, scale) }", opset=23, ir=10),
     FUSE_RMS_NORM,
   )
 
@@ -115,7 +115,7 @@ def test_simplified_layer_normalization_of_onnx_runtime():
   from ortplugin.model.annotate import annotate
 
   original = model(
-    "g (float[2,3,8] x, float[8] scale) => (float[2,3,8] y) { y = SimplifiedLayerNormalization(x, scale) }"
+    "(float[2,3,8] x, float[8] scale) => (float[2,3,8] y) { y = SimplifiedLayerNormalization(x, scale) }"
   )
   graph_ = import_model(original)
   annotate(graph_)
@@ -127,7 +127,7 @@ def test_simplified_layer_normalization_of_onnx_runtime():
 
 def test_skip_simplified_layer_normalization():
   original = model(
-    """g (float[2,3,8] x, skip, float[8] gamma, bias) => (float[2,3,8] y, sum)
+    """(float[2,3,8] x, skip, float[8] gamma, bias) => (float[2,3,8] y, sum)
       { y, "", "", sum = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=1e-6>(x, skip, gamma, bias) }""",
     contrib=True,
   )
@@ -144,7 +144,7 @@ def test_skip_simplified_layer_normalization():
 
 def test_a_value_added_to_itself():
   original = model(
-    "g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y) "
+    "(float[2,3,8] x, float[8] gamma) => (float[2,3,8] y) "
     "{ y = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=1e-6>(x, x, gamma) }",
     contrib=True,
   )
@@ -164,7 +164,7 @@ def test_a_value_added_to_itself():
   ],
 )
 def test_a_value_of_unknown_rank_stays(nodes):
-  original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
+  original = model(f"""(float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
     unheard = com.microsoft.Unheard(u)  x = Cast<to=1>(unheard)  {nodes} }}""", contrib=True)  # fmt: skip
   reason = "the rank of 'x' is unknown; fix the shapes of the model's inputs with --input-shape"
   stays(original, FUSE_RMS_NORM, reason)
@@ -188,20 +188,20 @@ def test_other_axes():
 
 
 def test_axes_that_are_no_constant_stay():
-  text = f"""g (float[N,M,8] x, int64[1] axes) => (float[N,M,8] y) {{ {EPSILON} {TWO}
+  text = f"""(float[N,M,8] x, int64[1] axes) => (float[N,M,8] y) {{ {EPSILON} {TWO}
     square = Pow(x, two)  mean = ReduceMean(square, axes)  {ROOT}  y = Div(x, root) }}"""
   stays(model(text, 18), FUSE_RMS_NORM, "the axes 'axes' of 'mean' (ReduceMean) are no constant")
 
 
 def test_the_square_as_an_output_stays():
   nodes = " ".join([EPSILON, TWO, SQUARE, ROOT, "y = Div(x, root)"])
-  text = f"g (float[N,M,8] x) => (y, square) {{ {nodes} }}"
+  text = f"(float[N,M,8] x) => (y, square) {{ {nodes} }}"
   stays(text, FUSE_RMS_NORM, "'square' is a graph output, so 'square' (Pow) has to stay")
 
 
 def test_skip_with_statistics_stays():
   original = model(
-    """g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y, float[2,3,1] inverse)
+    """(float[2,3,8] x, float[8] gamma) => (float[2,3,8] y, float[2,3,1] inverse)
       { y, "", inverse = com.microsoft.SkipSimplifiedLayerNormalization(x, x, gamma) }""",
     contrib=True,
   )

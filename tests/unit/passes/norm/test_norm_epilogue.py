@@ -18,7 +18,7 @@ NORM_18 = AXES + NORM.replace("<axes=[-1]>(x)", "(x, axes)").replace("<axes=[-1]
 
 
 def graph(nodes, inputs="", outputs="", y="float[N,M,8] y"):
-  return f"g (float[N,M,8] x, float[8] gamma, float[8] beta{inputs}) => ({y}{outputs}) {{ {NORM} {nodes} }}"
+  return f"(float[N,M,8] x, float[8] gamma, float[8] beta{inputs}) => ({y}{outputs}) {{ {NORM} {nodes} }}"
 
 
 def outputs_of_norm(optimized):
@@ -38,7 +38,7 @@ def test_gamma_and_beta():
 
 def test_a_cast_back_and_gamma_in_half():
   """Llama: the norm in fp32, rounded to fp16, then scaled in fp16."""
-  original = f"""g (float[N,M,8] x, float16[8] gamma) => (float16[N,M,8] y)
+  original = f"""(float[N,M,8] x, float16[8] gamma) => (float16[N,M,8] y)
     {{ {NORM} h = Cast<to=10>(n)  y = Mul(gamma, h) }}"""
   run_same(
     original, *PASSES, program=["n = LayerNormalization(x)", "cast = Cast<to=float16>(n)", "y = Mul(gamma, cast)"]
@@ -165,7 +165,7 @@ def test_operands_that_broadcast(shape):
 
 def test_numbers_of_every_shape_that_fits():
   for dims in ("", "[1]", "[1,1,1]"):
-    optimized, _ = run_same(f"g (float[N,M,8] x) => (y) <float{dims} c = {{0.25}}> {{ {NORM} y = Mul(n, c) }}", *PASSES)
+    optimized, _ = run_same(f"(float[N,M,8] x) => (y) <float{dims} c = {{0.25}}> {{ {NORM} y = Mul(n, c) }}", *PASSES)
     assert lines(programs(optimized)[0])[-1] == "y = Mul(n, 0.25)"
 
 
@@ -195,12 +195,12 @@ def test_an_operand_that_may_enlarge_the_result_stays(shape):
 
 
 def test_a_norm_of_a_single_row_that_grows_stays():
-  text = f"g (float[1,1,8] x, float[5,8] c) => (float[1,5,8] y) {{ {NORM} y = Mul(n, c) }}"
+  text = f"(float[1,1,8] x, float[5,8] c) => (float[1,5,8] y) {{ {NORM} y = Mul(n, c) }}"
   unchanged_epilogue(text, "'c' of shape [5, 8] does not surely broadcast to [1, 1, 8]")
 
 
 def test_a_norm_over_a_dimension_of_one_that_grows_stays():
-  text = f"g (float[N,M,1] x, float[8] c) => (float[N,M,8] y) {{ {NORM} y = Mul(n, c) }}"
+  text = f"(float[N,M,1] x, float[8] c) => (float[N,M,8] y) {{ {NORM} y = Mul(n, c) }}"
   unchanged_epilogue(text, "'c' of shape [8] does not surely broadcast to [N, M, 1]")
 
 
@@ -209,7 +209,7 @@ def test_a_cast_to_an_integer_stays():
 
 
 def test_a_number_that_the_dtype_does_not_hold_is_taken_in_double():
-  text = f"""g (float[N,M,8] x) => (y) {{ {NORM}
+  text = f"""(float[N,M,8] x) => (y) {{ {NORM}
     p = double {{0.1}}  a = Abs(n)  y = Pow(a, p) }}"""
   expected = [
     "n = LayerNormalization(x)",
@@ -262,9 +262,7 @@ def test_special_values_pass_through(rng):
 
 def test_what_a_jump_reads_is_rounded():
   """As in fuse-pointwise; tests/ort/test_roundings.py has values for which it matters."""
-  original = (
-    "g (float16[2,8] x, float16[8] gamma) => (float16[2,8] y) { n = LayerNormalization(x, gamma)  y = Floor(n) }"
-  )
+  original = "(float16[2,8] x, float16[8] gamma) => (float16[2,8] y) { n = LayerNormalization(x, gamma)  y = Floor(n) }"
   optimized, _ = run_same(original, *PASSES)
   steps = ["n = LayerNormalization(x)", "mul = Mul(n, gamma)", "cast = Cast<to=float16>(mul)", "y = Floor(cast)"]
   assert lines(programs(optimized)[0]) == steps

@@ -75,7 +75,7 @@ def graphs(draw):
   outputs = draw(st.sets(st.sampled_from(whole[2:]), min_size=1, max_size=3)) | {whole[-1]}
   declared = ", ".join(f"float{shape} {name}" for name, shape in INPUTS.items())
   results = ", ".join(f"float[N,M,8] {name}" for name in sorted(outputs))
-  return model(f"g ({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
+  return model(f"({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
 
 
 @tries(60)

@@ -27,7 +27,7 @@ Y = "float[N,M,8] y"
 
 
 def graph(nodes, inputs=X, outputs=Y):
-  return f"g ({inputs}) => ({outputs}) {{ {nodes} }}"
+  return f"({inputs}) => ({outputs}) {{ {nodes} }}"
 
 
 def check(text, ops, *wanted, opset=17, precision=""):
@@ -126,7 +126,7 @@ def test_activations_of_onnx_runtime():
 
 
 def test_integers_that_are_data():
-  text = "g (int64[N,M] x, int64[M] r) => (int64[N,M] y) { s = Add(x, r)  y = Mul(s, s) }"
+  text = "(int64[N,M] x, int64[M] r) => (int64[N,M] y) { s = Add(x, r)  y = Mul(s, s) }"
   check(text, "FusedPointwise", ["add = Add(x, bias)", "y = Mul(add, add)"])
 
 
@@ -209,13 +209,13 @@ def test_a_shape_that_is_not_surely_the_same():
 
 
 def test_an_unknown_rank_is_left_alone():
-  text = "g (float[N] x, int64[K] s) => (float[M] y) { r = Reshape(x, s)  a = Neg(r)  b = Abs(a)  y = Reshape(b, s) }"
+  text = "(float[N] x, int64[K] s) => (float[M] y) { r = Reshape(x, s)  a = Neg(r)  b = Abs(a)  y = Reshape(b, s) }"
   stays(text, FUSE_POINTWISE, "the rank of 'r' is unknown")
 
 
 def test_unnamed_lengths_are_the_same_along_a_chain():
   """What NonZero finds has a length that nothing names; a chain on it keeps that length."""
-  text = "g (float[N,M] x) => (int64[2,K] y) { i = NonZero(x)  a = Add(i, i)  b = Neg(a)  y = Mul(b, a) }"
+  text = "(float[N,M] x) => (int64[2,K] y) { i = NonZero(x)  a = Add(i, i)  b = Neg(a)  y = Mul(b, a) }"
   run_same(text, FUSE_POINTWISE, into="NonZero FusedPointwise")
 
 
@@ -262,12 +262,12 @@ def test_shape_arithmetic_stays_on_the_cpu():
 
 
 def test_operands_of_shapes_stay_on_the_cpu():
-  text = "g (float[N,M] x, int64[2] s) => (float[A,B] y) { a = Abs(s)  b = Add(a, a)  c = Sub(b, a)  y = Expand(x, c) }"
+  text = "(float[N,M] x, int64[2] s) => (float[A,B] y) { a = Abs(s)  b = Add(a, a)  c = Sub(b, a)  y = Expand(x, c) }"
   stays(text, FUSE_POINTWISE)
 
 
 def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu():
-  text = f"""g ({X}, int64 most, bool start) => (float[N,M,8] y) {{
+  text = f"""({X}, int64 most, bool start) => (float[N,M,8] y) {{
     y = Loop(most, start, x) <body = b (int64 i, bool going, float[N,M,8] v) => (bool more, float[N,M,8] w) {{
         three = int64 {{3}}  j = Add(i, i)  few = Less(j, three)  more = And(few, going)
         a = Neg(v)  w = Mul(a, x)
@@ -277,7 +277,7 @@ def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu():
 
 
 def test_in_bodies_with_values_from_outside():
-  text = f"""g ({X}, bool flag) => (float[N,M,8] y) {{ a = Abs(x)  b = Neg(a)
+  text = f"""({X}, bool flag) => (float[N,M,8] y) {{ a = Abs(x)  b = Neg(a)
       y = If(flag) <then () => (float[N,M,8] p) {{ c = Exp(b)  p = Add(c, a) }},
                       else () => (float[N,M,8] q) {{ d = Tanh(b)  q = Sin(d) }}> }}"""
   optimized, _ = run_same(text, FUSE_POINTWISE, into="FusedPointwise If", changes=3)
@@ -287,7 +287,7 @@ def test_in_bodies_with_values_from_outside():
 
 def test_what_folds_into_a_conv_stays():
   """A frozen batch norm, written out: ONNX Runtime makes it part of the weights. The activation then is alone."""
-  text = """g (float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, z) {
+  text = """(float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, z) {
     w = float[2,2,1,1] {1.0, 2.0, 3.0, 4.0}  s = float[1,2,1,1] {2.0, 3.0}
     b = float[2,1,1] {1.0, -1.0}
     c = Conv(x, w)  m = Mul(c, s)  a = Add(b, m)  y = Relu(a)
@@ -320,7 +320,7 @@ def test_the_limit_and_the_names():
 
 def flat(nodes, inputs, outputs, shape="[2,3]"):
   given, made = (", ".join(f"float{shape} {name}" for name in names) for names in (inputs, outputs))
-  return model(f"g ({given}) => ({made}) {{ {nodes} }}")
+  return model(f"({given}) => ({made}) {{ {nodes} }}")
 
 
 def repeated(numbers, *nodes):
@@ -436,7 +436,7 @@ def graphs(draw):
   outputs = draw(st.sets(st.sampled_from(made), min_size=1, max_size=4)) | {made[-1]}
   declared = ", ".join(f"float{'' if shape == '[]' else shape} {name}" for name, shape in SHAPES.items())
   results = ", ".join(f"float{'' if ranks[n] == '[]' else ranks[n]} {n}" for n in sorted(outputs))
-  return model(f"g ({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
+  return model(f"({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
 
 
 @tries(40)

@@ -23,7 +23,7 @@ GRADIENT = "a = Sub(one, w)  g = Mul(a, dout)"
 
 
 def graph(nodes, inputs, outputs, constants="float one = {1}"):
-  return f"g ({inputs}) => ({outputs}) <{constants}> {{ {nodes} }}"
+  return f"({inputs}) => ({outputs}) <{constants}> {{ {nodes} }}"
 
 
 def check(text, ops, statements, opset=17):
@@ -136,7 +136,7 @@ def test_over_all_axes():
 def test_a_cast_around_the_sum():
   """float16 summed in float, as exporters write it."""
   check(
-    "g (float16[N,8] x, float16[8] b) => (float16[N] y) <int64[1] axes = {1}> "
+    "(float16[N,8] x, float16[8] b) => (float16[N] y) <int64[1] axes = {1}> "
     "{ t = Add(x, b)  u = Cast<to=1>(t)  s = ReduceSum<keepdims=0>(u, axes)  y = Cast<to=10>(s) }",
     "FusedSumTo",
     ["add = Add(x, bias)", "cast = Cast<to=float>(add)", 'sumto = SumTo<axes="1", keepdims=0>(cast)',
@@ -164,7 +164,7 @@ def test_a_constant_before_its_slope(opset, keepdims, number):
 
 def test_a_comparison_sees_what_the_model_rounds():
   check(
-    "g (float16[N,8] x, float16[8] b) => (y) <int64[1] axes = {0}, float16 zero = {0}> "
+    "(float16[N,8] x, float16[8] b) => (y) <int64[1] axes = {0}, float16 zero = {0}> "
     "{ t = Mul(x, b)  p = Greater(t, zero)  u = Where(p, x, zero)  y = ReduceSum<keepdims=0>(u, axes) }",
     "FusedSumTo",
     ["mul = Mul(x, scale)", "cast = Cast<to=float16>(mul)", "greater = Greater(cast, 0)",
@@ -173,7 +173,7 @@ def test_a_comparison_sees_what_the_model_rounds():
 
 
 def test_in_a_body():
-  text = """g (float[N,8] x, bool c) => (float[N] y) { y = If(c) <
+  text = """(float[N,8] x, bool c) => (float[N] y) { y = If(c) <
       then () => (float[N] t) { p = Mul(x, x)  t = ReduceSum<keepdims=0, axes=[1]>(p) },
       else () => (float[N] e) { q = Exp(x)  e = ReduceSum<keepdims=0, axes=[1]>(q) }> }"""
   run_same(model(text, 12), FUSE_SUM_TO, changes=2)
@@ -378,7 +378,7 @@ def test_what_torch_exports_becomes_one(name, exporter, rng):
 
 @parametrize("weight", ["float w", "float[1] w", "float[3,1,8] w"])
 def test_the_plain_form_of_lerp_becomes_one(weight):
-  original = model(f"""g (float[4,1,1,1] x, float[4,3,6,8] y, {weight}) => (float[4,3,6,8] z)
+  original = model(f"""(float[4,1,1,1] x, float[4,3,6,8] y, {weight}) => (float[4,3,6,8] z)
     {{ d = Sub(y, x)  p = Mul(w, d)  z = Add(x, p) }}""")
   optimized, _ = optimize(original)
   assert operators(optimized) == ["FusedPointwise"]

@@ -7,7 +7,7 @@ SPLIT = "to = {2, 3, 4, 8}"  # of float[6,4,8]
 
 
 def graph(nodes, inputs, outputs="float[2,3,4,8] y"):
-  return f"g (float[6,4,8] x{inputs}) => ({outputs}) {{ {SPLIT}  {nodes} }}"
+  return f"(float[6,4,8] x{inputs}) => ({outputs}) {{ {SPLIT}  {nodes} }}"
 
 
 def check(text, *ops, opset=17):

@@ -21,7 +21,7 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 def text_of(inputs, nodes, x="float[3,4]"):
   """The nodes make y, which is like x, of x and the inputs."""
-  return f"g ({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
+  return f"({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
 
 
 def ours(model):
@@ -75,7 +75,7 @@ def test_a_reduction_before_its_opset_stays():
 
 STAYS = {
   "strings": (
-    "g (string[3] x, int64[1,1] i, string[1] u) => (string[3] y) { y = ScatterND(x, i, u) }",
+    "(string[3] x, int64[1,1] i, string[1] u) => (string[3] y) { y = ScatterND(x, i, u) }",
     "the dtype of 'x' is string",
   ),
   "bool has no sum": (
@@ -83,7 +83,7 @@ STAYS = {
     "the dtype of 'x' is bool, which has no reduction 'add'",
   ),
   "data of unknown rank": (
-    "g (float[N] s, int64[R] t, int64[1,1] i, float[k] u) => (float[N] y) "
+    "(float[N] s, int64[R] t, int64[1,1] i, float[k] u) => (float[N] y) "
     "{ x = Reshape(s, t)  z = ScatterND(x, i, u)  y = Abs(s) }",
     "the rank of 'x' is unknown",
   ),
@@ -127,7 +127,7 @@ def test_an_older_scatter_stays():
 
 def test_a_shape_that_is_changed_stays():
   """TorchScript writes shapes so; ONNX Runtime computes them on the host."""
-  original = """g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
+  original = """(float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
     at = {1}  t = ScatterElements(s, at, n)  y = Expand(x, t) }"""
   stays(original, FUSE_SCATTER)
 
@@ -159,7 +159,7 @@ def test_unique_constants(case):
   op, attributes, data, indices, unique = UNIQUE[case]
   depth = indices.shape[-1] if op == "ScatterND" else 0
   shape = [2, 4][: 3 - depth] if depth else list(indices.shape)
-  text = f"g ({data} x, float{shape} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}"
+  text = f"({data} x, float{shape} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}"
   optimized, _ = run_same(with_constants(model(text), i=indices), FUSE_SCATTER)
   assert ours(optimized)[0][1].get("unique", 0) == unique
 
@@ -171,7 +171,7 @@ RUN_TIME = {
     1,
   ),
   "TopK along another axis": (
-    """g (float[3,4] x, float[2,4] u) => (float[3,4] y) {
+    """(float[3,4] x, float[2,4] u) => (float[3,4] y) {
       k = {2}  v, i = TopK<axis=0>(x, k)
       y = ScatterElements<axis=1>(x, i, u) }""",
     0,
@@ -182,19 +182,19 @@ RUN_TIME = {
     0,
   ),
   "a Range": (
-    """g (float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end=1>(u)  n = Squeeze(s)
+    """(float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end=1>(u)  n = Squeeze(s)
       z = int64 {0}  o = int64 {1}  r = Range(z, n, o)
       a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction="add">(x, i, u) }""",
     1,
   ),
   "a Range from anywhere": (
-    """g (float[N,4] x, int64 z, n, float[M,4] u) => (float[N,4] y) {
+    """(float[N,4] x, int64 z, n, float[M,4] u) => (float[N,4] y) {
       o = int64 {1}  r = Range(z, n, o)
       a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction="add">(x, i, u) }""",
     0,
   ),
   "places of a condition": (
-    """g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
+    """(float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
       n = NonZero(m)  t = Transpose<1,0>(n)  o = {1}  p = Squeeze(t, o)
       s = {-1,1}  c = Reshape(p, s)  f = Shape(c)
       w = {4}  z = {0}  h = Gather(f, z)
@@ -202,14 +202,14 @@ RUN_TIME = {
     1,
   ),
   "places of a matrix's rows": (
-    """g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
+    """(float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
       n = NonZero(m)  t = Transpose<1,0>(n)  z = {0}
       o = {1}  c = Slice(t, z, o, o)  i = Reshape(c, d)
       y = ScatterND(x, i, u) }""",
     0,
   ),
   "TopK of a vector": (
-    """g (float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
+    """(float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
       k = {3}  w, j = TopK(v, k)  a = {1}
       i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""",
     1,
@@ -235,7 +235,7 @@ def test_unique_at_run_time(case, rng):
   assert_same_values(original, optimized, feeds)
 
 
-COPY = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
+COPY = """(float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
   {0}  y = ScatterElements<axis=1>(x, j, u) }}"""
 REPEATED = {
   "index_copy": ("a = {0,2}  k = Unsqueeze(i, a) s = {3,2,5}  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
@@ -284,7 +284,7 @@ def test_a_constant_index_that_was_only_repeated():
 
 def test_rows_of_columns():
   """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
-  original = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
+  original = """(float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
     rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3,2}
     e = Expand(i, s)  a = {-1}  columns = Unsqueeze(e, a)
     j = Concat<axis=-1>(rows, columns)  y = ScatterND(x, j, u) }"""
@@ -294,7 +294,7 @@ def test_rows_of_columns():
 
 def test_pairs_that_belong_together_stay_tuples():
   """a[index, other] = v"""
-  original = """g (float[3,4,5] x, int64[2] i, k, float[2,5] u) => (float[3,4,5] y) {
+  original = """(float[3,4,5] x, int64[2] i, k, float[2,5] u) => (float[3,4,5] y) {
     a = {-1}  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
     j = Concat<axis=-1>(b, c)  y = ScatterND(x, j, u) }"""
   optimized, _ = run_same(original, FUSE_SCATTER)
@@ -314,7 +314,7 @@ def test_dtypes(dtype):
   "text",
   [
     text_of("int64[0,1] i, float[0,4] u", "y = ScatterND(x, i, u)"),
-    "g (float[3,0] x, int64[2,1] i, float[2,0] u) => (float[3,0] y) { y = ScatterND(x, i, u) }",
+    "(float[3,0] x, int64[2,1] i, float[2,0] u) => (float[3,0] y) { y = ScatterND(x, i, u) }",
     text_of("int64[1] i, float u", "y = ScatterND(x, i, u)", "float[3]"),
     text_of("int64[0,4] i, float[0,4] u", "y = ScatterElements(x, i, u)"),
   ],
@@ -325,7 +325,7 @@ def test_nothing_to_do(text):
 
 
 def test_inside_bodies():
-  original = """g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
+  original = """(float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
     n = int64 {2}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
         d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }"""
@@ -337,7 +337,7 @@ def test_inside_bodies():
 def test_what_else_needs_the_data(op):
   """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
   i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
-  original = f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, a, z) {{
+  original = f"""(float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, a, z) {{
       a = Neg(x)  b = {op}(a, i, u)  w = {op}(x, i, u)  y = Add(b, w)
       z = If(c) <then () => (float[3,4] p) {{ p = Abs(b) }},
                   else () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}"""

@@ -90,7 +90,7 @@ def graphs(draw):
       whole = np.broadcast_to(rows, [count if i == axis else size for i, size in enumerate(sizes)])
       value = node(f"ScatterElements<axis={axis}>({value}, {constant(whole.astype(np.int64))}, {part})")
   shape = ", ".join(names)
-  made = model(f"g (float[{shape}] x) => (y) {{ {'  '.join(nodes)}  y = Identity({value}) }}", 18)
+  made = model(f"(float[{shape}] x) => (y) {{ {'  '.join(nodes)}  y = Identity({value}) }}", 18)
   add_weights(made, **constants)
   made.doc_string = " ".join(map(str, sizes))  # the lengths to run it with
   return made

@@ -22,14 +22,14 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 def text_of(inputs, nodes, x="float[3,4]"):
   """The nodes make y, which is like x, of x and the inputs."""
-  return f"g ({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
+  return f"({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
 
 
 def scatter(
   indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17, attributes="", dtype=np.int64
 ):
   """y = op(x, indices, u) with constant indices."""
-  made = model(f"g ({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
+  made = model(f"({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
   add_weights(made, i=np.array(indices, dtype))
   return made
 
@@ -127,7 +127,7 @@ def test_out_of_range_stays_an_error(indices):
   stays(original, UPDATE_SLICE, "is out of range for axis 0 of size 3")
 
 
-ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
+ARANGE = """(float[B,4] x, float[B,1] v) => (float[B,4] y) {{
   zero = int64 {{0}}  one = int64 {{1}}  s = Shape(x)  b = Gather(s, zero)
   r = Range(zero, b, one)  a = {{1}}  i = Unsqueeze(r, a)
   y = {domain}ScatterElements<axis=1>(x, i, v) }}"""
@@ -174,7 +174,7 @@ def test_one_index_at_run_time(rng):
 
 def test_a_loop_of_assignments():
   """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
-  original = """g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
+  original = """(float[3,4] x, float[1,4] u) => (float[3,4] y) {
     n = int64 {3}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
         d = Identity(c)  f = Cast<to=1>(k)  v = Mul(u, f)  s = {1,1}
@@ -189,7 +189,7 @@ def test_starts_of_int32():
   run_same(original, UPDATE_SLICE, DEAD_NODES, into="Cast Reshape UpdateSlice")
 
 
-RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
+RANGE = """(float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
   zero = int64 {{0}}  one = int64 {{1}}
   sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
   sx = Shape(x)  b = Gather(sx, zero)
@@ -229,14 +229,14 @@ def test_a_grid_of_ranges(steps, axes):
 
 
 def test_a_start_that_may_be_negative_stays():
-  original = """g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
+  original = """(float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
     z = {0}  one = int64 {1}  su = Shape<end=1>(u)
     n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
     a = {1}  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }"""
   stays(original, UPDATE_SLICE, "may be negative, and its indices would go on at the other end")
 
 
-CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, end) => (float[1,2,8,4] y) {
+CACHE = """(float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, end) => (float[1,2,8,4] y) {
   numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
   a = {-1}  i = Unsqueeze(s, a)
   kt = Transpose<2,1,0,3>(k)  ut = Transpose<2,1,0,3>(u)
@@ -256,7 +256,7 @@ def test_a_slice_of_numbers(start, end, length, rng):
 def test_an_index_that_is_stretched_along_its_axis_stays():
   """A vector of one element repeated k times writes one row k times, not k rows."""
   stays(
-    """g (float[8,4] x, int64[1] pos, end, k, float[m,4] u) => (float[8,4] y) {
+    """(float[8,4] x, int64[1] pos, end, k, float[m,4] u) => (float[8,4] y) {
       numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
       e = Expand(s, k)  a = {-1}  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }""",
     [UPDATE_SLICE],
@@ -264,15 +264,15 @@ def test_an_index_that_is_stretched_along_its_axis_stays():
 
 
 USES = {
-  "used elsewhere": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, z) "
+  "used elsewhere": "(float[3,4] x, float[1,4] u) => (float[3,4] y, z) "
   "{ d = Neg(x)  y = ScatterND(d, i, u)  z = Abs(d) }",
-  "an output": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, d) { d = Neg(x)  y = ScatterND(d, i, u) }",
-  "an input": "g (float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
-  "also the updates": "g (float[1,4] d) => (y) { y = ScatterND(d, i, d) }",
-  "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, z) { d = Neg(x)
+  "an output": "(float[3,4] x, float[1,4] u) => (float[3,4] y, d) { d = Neg(x)  y = ScatterND(d, i, u) }",
+  "an input": "(float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
+  "also the updates": "(float[1,4] d) => (y) { y = ScatterND(d, i, d) }",
+  "captured by a body": """(bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, z) { d = Neg(x)
       y = ScatterND(d, i, u)  z = If(c) <then () => (float[3,4] t) { t = Abs(d) },
                                          else () => (float[3,4] e) { e = Neg(d) }> }""",
-  "in a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
+  "in a body": """(bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
       y = If(c) <then () => (float[3,4] t) { t = ScatterND(d, i, u) },
                   else () => (float[3,4] e) { e = Neg(d) }> }""",
 }
@@ -288,7 +288,7 @@ def test_what_else_needs_the_data(case):
 
 @parametrize("overridable", [False, True])
 def test_data_that_is_an_initializer(overridable, rng):
-  original = model("g (float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
+  original = model("(float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
   add_weights(original, i=[[1]], d=rng.standard_normal((3, 4)).astype(np.float32))
   if overridable:
     original.graph.input.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [3, 4]))

@@ -7,7 +7,7 @@ from ortplugin.optimizer.pipeline import COL2IM_TO_GATHER, COL2IM_TO_GATHER_ON_G
 def graph(x, image, block, attributes="strides = [1, 1]", rank=4, dtype="float16"):
   sizes = f"int64[{rank - 2}] i = {{{image}}}, int64[{rank - 2}] b = {{{block}}}"
   y = ",".join("VWXYZ"[:rank])
-  return model(f"g ({dtype}[{x}] x) => ({dtype}[{y}] y) <{sizes}> {{ y = Col2Im<{attributes}>(x, i, b) }}", 18)
+  return model(f"({dtype}[{x}] x) => ({dtype}[{y}] y) <{sizes}> {{ y = Col2Im<{attributes}>(x, i, b) }}", 18)
 
 
 VOLO = graph("N,18,16", "7,8", "3,3", "strides = [2, 2], pads = [1, 1, 1, 1], dilations = [1, 1]")
@@ -26,7 +26,7 @@ def test_columns_are_taken_and_added(original, gathers, pads):
 
 
 def test_stays():
-  unknown = "g (float16[1,4,4] x, int64[2] i) => (float16[A,B,C,D] y) <int64[2] b = {2,2}> { y = Col2Im(x, i, b) }"
+  unknown = "(float16[1,4,4] x, int64[2] i) => (float16[A,B,C,D] y) <int64[2] b = {2,2}> { y = Col2Im(x, i, b) }"
   stays(model(unknown, 18), COL2IM_TO_GATHER, "are not known")
   stays(graph("1,9,16", "6,6", "3,3"), COL2IM_TO_GATHER, "more than 8 columns add to a pixel")
   single = graph("1,4,9", "4,4", "2,2", dtype="float")

@@ -5,7 +5,7 @@ from ortplugin.optimizer.pipeline import COMMON_SUBEXPRESSIONS
 
 
 def test_two_subs_of_old_torchscript():
-  original = """g (float[N,8] x) => (y) {
+  original = """(float[N,8] x) => (y) {
     m1 = ReduceMean<axes=[-1]>(x)  d1 = Sub(x, m1)  m2 = ReduceMean<axes=[-1]>(x)  d2 = Sub(x, m2)
     y = Mul(d1, d2) }"""
   _, result = run_same(original, COMMON_SUBEXPRESSIONS, into="ReduceMean Sub Mul")
@@ -16,14 +16,14 @@ def test_two_subs_of_old_torchscript():
 
 
 def test_equal_constants_are_the_same():
-  original = """g (float[N,8] x) => (y) <float a = {2}> {
+  original = """(float[N,8] x) => (y) <float a = {2}> {
     b = float {2.0}  p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }"""
   run_same(original, COMMON_SUBEXPRESSIONS, into="Pow Add")
 
 
 @parametrize("differ", [False, True])
 def test_biases_that_folding_copied(differ):
-  original = model("g (float[N,1000] x) => (y) { a = Add(x, b)  c = Add(x, d)  y = Mul(a, c) }")
+  original = model("(float[N,1000] x) => (y) { a = Add(x, b)  c = Add(x, d)  y = Mul(a, c) }")
   for name in "bd":
     bias = np.arange(1000, dtype=np.float32)
     bias[-1] += differ and name == "d"
@@ -32,7 +32,7 @@ def test_biases_that_folding_copied(differ):
 
 
 def test_what_a_body_reads_is_followed():
-  original = """g (bool c, float[N] x) => (y) { a = Sin(x)  b = Sin(x)
+  original = """(bool c, float[N] x) => (y) { a = Sin(x)  b = Sin(x)
       y = If(c) <then () => (float[N] t) { t = Neg(a) },
                   otherwise () => (float[N] e) { e = Cos(b) }> }"""
   run_same(original, COMMON_SUBEXPRESSIONS, into="Sin If")
@@ -56,20 +56,20 @@ KEPT = {
 
 @parametrize("what", KEPT)
 def test_kept(what):
-  stays(f"g (float[N,8] x) => (y) {{ {KEPT[what]} }}", COMMON_SUBEXPRESSIONS)
+  stays(f"(float[N,8] x) => (y) {{ {KEPT[what]} }}", COMMON_SUBEXPRESSIONS)
 
 
 def test_overridable_constants_are_not_the_same():
-  stays("""g (float[N,8] x, float a, b) => (float[N,8] y) <float a = {2}, float b = {2}> {
+  stays("""(float[N,8] x, float a, b) => (float[N,8] y) <float a = {2}, float b = {2}> {
     p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }""", [COMMON_SUBEXPRESSIONS])  # fmt: skip
 
 
 def test_two_graph_outputs_keep_their_nodes():
-  stays("g (float[N] x) => (y, z) { y = Sin(x)  z = Sin(x) }", COMMON_SUBEXPRESSIONS)
+  stays("(float[N] x) => (y, z) { y = Sin(x)  z = Sin(x) }", COMMON_SUBEXPRESSIONS)
 
 
 def test_unknown_domains_stay():
-  original = model("""g (float[N] x) => (y) { a = custom.Sample(x)  b = custom.Sample(x)
+  original = model("""(float[N] x) => (y) { a = custom.Sample(x)  b = custom.Sample(x)
     c = Cast<to=1>(a)  d = Cast<to=1>(b)  y = Add(c, d) }""")
   original.opset_import.add(domain="custom", version=1)
   stays(original, COMMON_SUBEXPRESSIONS)

@@ -9,7 +9,7 @@ DISTANCE = np.arange(6).reshape(2, 3)
 
 
 def graph(nodes, near=NEAR, logs=LOGS, outputs=""):
-  original = model(f"g (int64[2,3] x) => (int64[2,3] y{outputs}) {{ {nodes}  y = Add(x, w) }}")
+  original = model(f"(int64[2,3] x) => (int64[2,3] y{outputs}) {{ {nodes}  y = Add(x, w) }}")
   given = {"c": logs, "near": near, "far": ~near, "distance": DISTANCE, "most": np.array(2)}
   used = {name for node in original.graph.node for name in node.input}
   add_weights(original, **{name: each for name, each in given.items() if name in used})

@@ -25,7 +25,7 @@ WEIGHTS = ", ".join(
 
 def graph(nodes, y="float[N,8] y", x="float[N,6,8] x", constants="", opset=18):
   more = f", {constants}" if constants else ""
-  return model(f"g ({x}) => ({y}) <{WEIGHTS}, {SCALARS}{more}> {{ {nodes} }}", opset)
+  return model(f"({x}) => ({y}) <{WEIGHTS}, {SCALARS}{more}> {{ {nodes} }}", opset)
 
 
 def moved(original, **dims):

@@ -6,7 +6,7 @@ from ortplugin.optimizer.pipeline import FLAT_PAD
 
 
 def graph(x, pads, mode="constant", before="Relu", more=""):
-  original = model(f"""g (float[{x}] x) => (float[{",".join("ABCDE"[:x.count(",") + 1])}] y) {{
+  original = model(f"""(float[{x}] x) => (float[{",".join("ABCDE"[:x.count(",") + 1])}] y) {{
     a = {before}(x)  b = Pad<mode="{mode}">(a, p{more})  y = Neg(b) }}""", 18)  # fmt: skip
   add_weights(original, p=np.array(pads.split(), np.int64), seven=np.float32(-7), axes=[-2, 1])
   return original

@@ -32,14 +32,14 @@ ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
 )
 def test_folded(node):
   ordered = "  ".join(reversed([part.strip() for part in node.split("  ")]))
-  text = f"g (float[2,3] x) => (y) {ONE} {{ {ordered}  y = Add(x, f) }}"
+  text = f"(float[2,3] x) => (y) {ONE} {{ {ordered}  y = Add(x, f) }}"
   optimized, result = run_same(text, FOLD_CONSTANTS, DEAD_NODES, into="Add")
   assert [each.name for each in optimized.graph.initializer if each.name != "c"] == ["f_value"]
   assert result.near_misses == ()
 
 
 def test_the_shape_arithmetic_of_a_reshape():
-  original = """g (float[2,6] x) => (float[A,B] y) {
+  original = """(float[2,6] x) => (float[A,B] y) {
     s = {2,6}  i = Constant<value_int=1>()  n = Gather(s, i)
     three = Constant<value_int=3>()  m = Div(n, three)  z = Constant<value_ints=[0]>()
     a = Unsqueeze(m, z)  b = Constant<value_ints=[-1]>()  shape = Concat<axis=0>(a, b)
@@ -49,7 +49,7 @@ def test_the_shape_arithmetic_of_a_reshape():
 
 
 def test_inside_a_body_and_for_it():
-  original = f"""g (bool c0, float[2,3] x) => (y) {ONE} {{ f = Neg(c)
+  original = f"""(bool c0, float[2,3] x) => (y) {ONE} {{ f = Neg(c)
       y = If(c0) <then () => (float[2,3] t) {{ t = Add(x, f) }},
                    otherwise () => (float[2,3] e) {{ h = Abs(f)  e = Mul(h, f) }}> }}"""
   run_same(original, FOLD_CONSTANTS, DEAD_NODES, into="If", changes=2)
@@ -75,7 +75,7 @@ KEPT = {
 
 @parametrize("what", KEPT)
 def test_kept(what):
-  text = f"g (float[2,3] x) => (y) {ONE} {{ {KEPT[what]}  y = Add(x, f) }}"
+  text = f"(float[2,3] x) => (y) {ONE} {{ {KEPT[what]}  y = Add(x, f) }}"
   if "nan" in text:  # the parser has no NaN
     original = model(text.replace("{nan}", "{1.0}"))
     original.graph.node[0].attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.float32(np.nan)))
@@ -114,7 +114,7 @@ def test_axes_that_unsqueeze_adds(x, axes, opset):
   assert_folded(of_constants("Unsqueeze", opset, *given, **attributes))
 
 
-RANGE = """g (float[2] x) => (float[A,2] y) {{ zero = Constant<value_int=0>()  one = Constant<value_int=1>()
+RANGE = """(float[2] x) => (float[A,2] y) {{ zero = Constant<value_int=0>()  one = Constant<value_int=1>()
     true = bool {{1}}
     limit = If(true) <then () => (int64[1] t) {{ p = Constant<value_ints=[{limit}]>()  t = Identity(p) }},
                       else () => (int64[1] e) {{ q = Constant<value_ints=[3]>()  e = Neg(q) }}>
@@ -182,7 +182,7 @@ def test_elements_out_of_range_stay():
   stays(of_constants("GatherElements", 13, ROWS, np.array([[5, 0, 0, 0]]), axis=0), [FOLD_CONSTANTS])
 
 
-MASK = """g (float[6,6] x) => (y) <int64[4,1] rows = {0,1,2,3}, int64[2,1] cols = {4,5}>
+MASK = """(float[6,6] x) => (y) <int64[4,1] rows = {0,1,2,3}, int64[2,1] cols = {4,5}>
   { size = Constant<value_ints=[6,6]>()  zero = ConstantOfShape<value=float[1] {0.0}>(size)
      start = Constant<value_ints=[0]>()  end = Constant<value_ints=[-2]>()  part = Slice(zero, start, end)
      one = float {1.0}  two = Constant<value_ints=[2,4]>()  ones = Expand(one, two)
@@ -204,7 +204,7 @@ def test_a_slice_whose_data_turns_out_constant():
 
 def test_positions_that_are_projected_in_half_precision(rng):
   """As DeBERTa's; in float32 ONNX Runtime computes them once, as it loads the model."""
-  text = """g (T[8,6] x) => (T[8,6] y) {
+  text = """(T[8,6] x) => (T[8,6] y) {
     n = LayerNormalization<epsilon=1e-7>(p, g, h)  m = MatMul(n, w)  s = Add(m, h)  y = Mul(x, s) }"""
   weights = {"p": (8, 4), "g": (4,), "w": (4, 6), "h": (4,)}
   arrays = {name: rng.standard_normal(shape) for name, shape in weights.items()}
@@ -250,15 +250,15 @@ def test_a_value_of_another_shape_than_is_known_stays():
 
 
 def test_an_overridable_constant_stays():
-  stays("g (float[2] x, float c) => (float[2] y) <float c = {1}> { f = Neg(c)  y = Add(x, f) }", [FOLD_CONSTANTS])
+  stays("(float[2] x, float c) => (float[2] y) <float c = {1}> { f = Neg(c)  y = Add(x, f) }", [FOLD_CONSTANTS])
 
 
 def test_a_graph_output_stays():
-  stays("g (float[2] x) => (y, float f) <float c = {1}> { f = Neg(c)  y = Add(x, f) }", FOLD_CONSTANTS)
+  stays("(float[2] x) => (y, float f) <float c = {1}> { f = Neg(c)  y = Add(x, f) }", FOLD_CONSTANTS)
 
 
 def test_strings_stay():
-  original = """g (int64 i) => (string y) { s = Constant<value_strings=["a", "b"]>()  t = Identity(s)
+  original = """(int64 i) => (string y) { s = Constant<value_strings=["a", "b"]>()  t = Identity(s)
     y = Gather(t, i) }"""
   stays(original, FOLD_CONSTANTS)
 
@@ -283,7 +283,7 @@ HUGE = {
 
 @parametrize("what", HUGE)
 def test_a_tiny_file_that_asks_for_a_huge_tensor(what):
-  original = f"g (float x) => (y) {{ {HUGE[what]}  z = ReduceMax<keepdims=0>(f)  y = Add(x, z) }}"
+  original = f"(float x) => (y) {{ {HUGE[what]}  z = ReduceMax<keepdims=0>(f)  y = Add(x, z) }}"
   tracemalloc.start()
   begin = time.process_time()
   stays(original, FOLD_CONSTANTS)
@@ -295,7 +295,7 @@ def test_a_tiny_file_that_asks_for_a_huge_tensor(what):
 def test_many_small_ones_stop_at_the_total():
   nodes = "  ".join(f"f{i} = Expand(o, s)  y{i} = Mul(f{i}, x)" for i in range(100))
   outputs = ", ".join(f"float[N] y{i}" for i in range(100))
-  original = f"""g (float x) => ({outputs}) {{ s = {{262144}}
+  original = f"""(float x) => ({outputs}) {{ s = {{262144}}
     o = float {{1.0}}  {nodes} }}"""
   optimized, _ = run_pass(original, FOLD_CONSTANTS)
   assert operators(optimized).count("Expand") == 100 - 64  # of 1 MiB each
@@ -304,7 +304,7 @@ def test_many_small_ones_stop_at_the_total():
 def test_a_transposed_weight_does_not_grow_the_model(rng):
   weight = (rng.standard_normal((1024, 512)) / 32).astype(np.float32)  # 2 MiB
   original = model(
-    "g (float[N,1024] x) => (float[N,512] y) { t = Transpose(w)  u = Transpose(t)  y = MatMul(x, u) }".replace(
+    "(float[N,1024] x) => (float[N,512] y) { t = Transpose(w)  u = Transpose(t)  y = MatMul(x, u) }".replace(
       "(float[N,1024] x)", "(float[N,1024] x, float[1024,512] w)"
     )
   )
@@ -317,7 +317,7 @@ def test_a_transposed_weight_does_not_grow_the_model(rng):
 def test_a_widened_weight_stays(rng):
   weight = rng.standard_normal((1024, 2048)).astype(np.float16)  # 4 MiB, 8 as float
   original = model(
-    "g (float[N,1024] x, float16[1024,2048] w) => (float[N,2048] y) { f = Cast<to=1>(w)  y = MatMul(x, f) }"
+    "(float[N,1024] x, float16[1024,2048] w) => (float[N,2048] y) { f = Cast<to=1>(w)  y = MatMul(x, f) }"
   )
   del original.graph.input[1]
   add_weights(original, w=weight)

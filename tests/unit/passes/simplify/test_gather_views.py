@@ -5,7 +5,7 @@ from ortplugin.optimizer.pipeline import GATHER_VIEWS
 
 
 def graph(op, indices, x="2,3,4", made="A,B,C,D", dtype="float"):
-  original = model(f"g ({dtype}[{x}] x) => ({dtype}[{made}] y) {{ y = {op}(x, i) }}")
+  original = model(f"({dtype}[{x}] x) => ({dtype}[{made}] y) {{ y = {op}(x, i) }}")
   add_weights(original, i=np.asarray(indices, np.int64))
   return original
 

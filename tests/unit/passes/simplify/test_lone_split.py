@@ -4,7 +4,7 @@ from ortplugin.optimizer.pipeline import LONE_SPLIT
 
 
 def split(nodes, x="float[2,9,4] x", outputs="float[A,B,C] y", more=""):
-  return f"g ({x}{more}) => ({outputs}) <int64[3] parts = {{2, 3, 4}}> {{ {nodes} }}"
+  return f"({x}{more}) => ({outputs}) <int64[3] parts = {{2, 3, 4}}> {{ {nodes} }}"
 
 
 @parametrize("part", ["a", "b", "c"])

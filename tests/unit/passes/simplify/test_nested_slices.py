@@ -10,7 +10,7 @@ PASSES = (UPDATE_SLICE, NESTED_SLICES, DEAD_NODES)
 
 
 def nested(part, inner, outer, u, x="float[4,6,5]", **constants):
-  made = model(f"g ({x} x, {u} u) => ({x} y) {{ {part}  {inner}  {outer} }}", 18)
+  made = model(f"({x} x, {u} u) => ({x} y) {{ {part}  {inner}  {outer} }}", 18)
   for name, values in constants.items():
     add_weights(made, **{name: np.array(values, np.int64)})
   return made

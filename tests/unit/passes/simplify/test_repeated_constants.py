@@ -8,7 +8,7 @@ ZEROS = np.array([[0.0], [-0.0]], np.float32)
 
 
 def graph(nodes, shape="2,3,4", made="2,3,4", **constants):
-  original = model(f"g (float[{shape}] x) => (float[{made}] y) {{ {nodes} }}")
+  original = model(f"(float[{shape}] x) => (float[{made}] y) {{ {nodes} }}")
   add_weights(original, **constants)
   return original
 

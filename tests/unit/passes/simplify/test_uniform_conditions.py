@@ -7,7 +7,7 @@ TRUE, FALSE, MIXED = np.ones((1, 4), bool), np.zeros((3, 4), bool), np.arange(12
 
 
 def graph(node, dtype="bool", shape="3,4", made="3,4", **constants):
-  original = model(f"g ({dtype}[{shape}] x, {dtype}[3,4] z) => ({dtype}[{made}] y) {{ y = {node} }}")
+  original = model(f"({dtype}[{shape}] x, {dtype}[3,4] z) => ({dtype}[{made}] y) {{ y = {node} }}")
   add_weights(original, **constants)
   return original
 
