@@ -68,7 +68,6 @@ class Case(RandomProduct):
 
 
 def expect(case, inputs=None, unit=None):
-  """What `check` compares with; `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   a, b, *operands = case.inputs() if inputs is None else inputs
   sized = lambda x: np.nan_to_num(np.abs(x.astype(np.float64)), posinf=0)  # noqa: E731
   size_with = lambda w: product(case.trans_b, sized(a), sized(w))  # noqa: E731

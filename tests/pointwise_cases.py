@@ -42,7 +42,6 @@ ACTIVATIONS = ("Gelu", "QuickGelu", "Swish", "Mish", "HardSwish", "HardSigmoid",
 
 
 def expect(case, inputs=None, unit=None):
-  """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   program = case.program
   arrays = case.inputs() if inputs is None else list(inputs)
   wide = pointwise(program, arrays, rounded=False)

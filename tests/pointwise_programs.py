@@ -58,8 +58,6 @@ def pick(draw, choices):
 
 @dataclass(frozen=True)
 class Example:
-  """A program, its inputs' shapes, and what they hold: a style for each, and a seed."""
-
   program: Program
   shapes: tuple[Shape, ...]
   styles: tuple[str, ...]
@@ -112,8 +110,6 @@ def shapes_of(draw, count):
 
 
 class _Pool:
-  """The values at hand, by dtype, while a program is drawn."""
-
   def __init__(self, draw, parameters):
     self.draw = draw
     self.dtypes = {parameter.name: parameter.dtype for parameter in parameters}
@@ -247,7 +243,6 @@ def model_of(graph, opset=OPSET):
 
 
 def session_of(graph, options=None, opset=OPSET):
-  """A session on the CPU with ONNX Runtime's own optimizations off."""
   options = options or onnxruntime.SessionOptions()
   options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
   options.log_severity_level = 4
@@ -365,7 +360,6 @@ class _Graph:
 
 
 def computed(dtype):
-  """The dtype that a value of this one is computed in."""
   return "float" if dtype in ("float16", "bfloat16") else dtype
 
 
@@ -517,7 +511,6 @@ def _estimate(statement, dtype, result, operands):
 
 
 def _left_open(statement, dtype, operands, value):
-  """Where ONNX does not define the result."""
   op = statement.op
   x = operands[0].value
   if op == "Cast" and dtype in FLOATING and value.dtype.kind in "iu":

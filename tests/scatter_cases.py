@@ -98,7 +98,6 @@ class Case:
     return helper.make_node(self.op, INPUTS[self.op], ["y"], name, domain=DOMAIN, **dict(self.attributes))
 
   def with_attributes(self, **attributes):
-    """The same inputs with other attributes besides its own."""
     return replace(self, attributes=tuple({**dict(self.attributes), **attributes}.items()))
 
   def model(self, shapes=None, nodes=None, opset=OPSET):

@@ -33,7 +33,6 @@ UNITS = 4.0
 
 
 def expect(case, inputs=None, unit=None):
-  """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   program = case.program
   floating = set(program.dtypes.values()) & set(FLOATING)
   compute = UNIT_ROUNDOFF["double" if floating <= {"double"} else "float"] if unit is None else unit

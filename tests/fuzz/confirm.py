@@ -194,7 +194,6 @@ def _is_floating(array):
 
 
 def _faults(judge, case, model, references, runs):
-  """What is wrong with the original's outputs, by name."""
   found = {}
   for reference in references:
     reference.others = []  # nothing that it gave explains what it gives

@@ -165,7 +165,6 @@ LAYOUTS = ("auto", "nhwc")
 
 
 def cases(variant, part=0, parts=1):
-  """The cases of a variant with their names, each with one of the layouts; of `parts` parts one."""
   for number, (name, original, feeds) in enumerate(originals()):
     if number % parts != part:
       continue
@@ -207,7 +206,6 @@ def judge_all(cases, jobs=2):
 
 
 def main():
-  """The command line; the exit status is 1 if there is a finding."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
   parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))

@@ -127,7 +127,6 @@ def _outputs(g, made):
 
 
 def reads(node):
-  """The names that a node reads, in its bodies too."""
   yield from (name for name in node.input if name)
   for attribute in node.attribute:
     if attribute.type == AttributeProto.GRAPH:

@@ -97,7 +97,6 @@ class Graph:
     return self.rng.choice(list(options))
 
   def fresh(self, prefix="v"):
-    """A name that nothing has. The last step gives all values other names."""
     self._number += 1
     return f"{prefix}{self._number}"
 
@@ -120,7 +119,6 @@ class Graph:
     return array
 
   def numbers(self, shape, scale=1.0, dtype=None):
-    """Normal numbers, or integers and booleans."""
     dtype = self.style.main if dtype is None else dtype
     if dtype.kind == "b":
       return np.asarray(self.data.random(tuple(shape)) < 0.5)
@@ -147,7 +145,6 @@ class Graph:
     return self.add(name, array, "input")
 
   def constant(self, array, dtype=None):
-    """A constant: an initializer, or a Constant node in one of its forms."""
     array = np.asarray(array, dtype)
     if self.style.dtype in HALVES and array.dtype.kind == "f":
       array = self.rounded(array)
@@ -195,7 +192,6 @@ class Graph:
     return self.constant(np.asarray(list(values), INT))
 
   def scalar(self, value, like=None):
-    """A constant of one element, in one of the ranks in which exporters write it."""
     dtype = self.style.main if like is None else like.dtype
     shape = self.choice([(), (), (), (1,), (1, 1)]) if like is None or like.rank >= 2 else ()
     return self.constant(np.full(shape, value), dtype)
@@ -323,7 +319,6 @@ class Graph:
 
 
 def broadcasts(shape, to):
-  """Whether a shape broadcasts to another, which stays as it is."""
   return len(shape) <= len(to) and all(
     a in (b, 1) for a, b in zip(reversed(list(shape)), reversed(list(to)), strict=False)
   )

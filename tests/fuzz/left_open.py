@@ -49,7 +49,6 @@ def has_spoilt_scores(model, values):
 
 
 def is_special(model, *values):
-  """Whether a constant of the model or one of the values is infinite or NaN."""
   constants = [numpy_helper.to_array(each) for each in model.graph.initializer]
   for node in walk_nodes(model):
     constants += [numpy_helper.to_array(each.t) for each in node.attribute if each.HasField("t")]
@@ -70,7 +69,6 @@ def without_specials(got, wanted):
 
 
 def without_infinities(feeds):
-  """`feeds` with 1 for each element that is infinite or NaN."""
   return {
     name: np.where(_finite(array), array, np.ones((), array.dtype)) if list(_floating([array])) else array
     for name, array in feeds.items()

@@ -78,12 +78,10 @@ class Reference:
     return self._wanted
 
   def narrow(self):
-    """The outputs of the model itself where the oracle is another."""
     model = emulated(self.case.model) if self.case.dtype == "bf16" else self.case.model
     return run(make_session(model), self.case.narrowed(self.feeds), self.names)
 
   def feeds_of(self, made):
-    """The feeds in the dtypes that the optimized model takes."""
     from ortplugin.check.inputs import as_wanted
 
     return as_wanted(self.case.narrowed(self.feeds), made)

@@ -149,7 +149,6 @@ def parse_seeds(text):
 
 
 def main():
-  """The command line."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--seeds", type=parse_seeds, default=range(1000), help="one, or first:last (default 0:1000)")
   parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")

@@ -130,13 +130,11 @@ def _unfit(stage, what):
 
 
 def environment():
-  """This process's, with its search path, so that both use the same ortplugin."""
   paths = [str(TESTS), *(path for path in sys.path if path)]
   return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def main(make_provider=provider_of):
-  """Answers tasks until the pipe is closed."""
   out = os.fdopen(os.dup(1), "wb", buffering=0)
   os.dup2(2, 1)  # what libraries print is no answer
 

@@ -20,14 +20,11 @@ BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 
 
 def two_adds():
-  """y = |x| + 1, z = e^x + 1."""
   return parsed("""(float[n,4] x) => (y, z) <float one = {1}> {
     [abs] a = Abs(x)  [add_y] y = Add(a, one)  [exp] e = Exp(x)  [add_z] z = Add(e, one) }""")
 
 
 class Rename:
-  """A pass that renames nodes one by one, right or wrong."""
-
   def __init__(self, name, change):
     self.name, self.summary, self.change = name, "for a test", change
 
@@ -48,7 +45,6 @@ def renamed(node):
 
 
 def broken(node):
-  """Turns the second Add into a Sub, which is wrong."""
   if node.op != "Add" or not node.name.startswith("add_z"):
     return False
   node.op = "Sub"

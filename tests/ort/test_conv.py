@@ -143,7 +143,6 @@ def test_padding_follows_the_shape(auto_pad):
 
 
 def test_weights_may_change_from_run_to_run():
-  """The weights of an input are never taken for the last run's."""
   case = by_name["3x3, float16, NHWC"]
   session = make(case.model())
   for number in range(3):

@@ -41,12 +41,10 @@ def half(model):
 
 
 def apart(model):
-  """The pointwise operators that are no part of a convolution or norm."""
   return [node.op_type for node in model.graph.node if node.op_type in POINTWISE]
 
 
 def transposes(model):
-  """What makes the input of each Transpose, and what reads its output: operators, or 'graph'."""
   makers = {name: node.op_type for node in model.graph.node for name in node.output}
   readers = {name: node.op_type for node in reversed(model.graph.node) for name in node.input}
   moved = nodes_of(model, "Transpose")

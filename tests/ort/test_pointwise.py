@@ -119,7 +119,6 @@ def test_unknown_ranks_stay_unknown_until_the_run():
 
 
 def test_shapes_may_change_from_run_to_run():
-  """Sizes, and which axes are broadcast."""
   session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
   for shapes in (*CHANGING, ((4, 33, 1023), (1, 33, 1), (33, 1023))):
     case = Case(f"changing {shapes}", typed(LERP, "float16"), shapes)
@@ -134,7 +133,6 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(dtype, length):
 
 
 def test_an_input_that_is_read_again_is_kept():
-  """What a later node or the caller needs must survive a node that could write over it."""
   silu = node_of(typed(SILU, "float"), "silu")
   silu.input[0] = "h"
   nodes = [make_node("Neg", ["x"], ["h"]), silu, make_node("Add", ["h", "y"], ["z"])]

@@ -15,7 +15,6 @@ IN_PLACE = 0.25  # a copy takes about as long as the Neg of the same tensor, an 
 
 
 def model(graph):
-  """`graph` with the constants i0 to i3 that it reads, an index of one row each."""
   made = parsed(graph, 18)
   used = {name for node in made.graph.node for name in node.input}
   add_weights(made, **{f"i{number}": [[number * 7]] for number in range(4) if f"i{number}" in used})

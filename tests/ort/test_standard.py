@@ -17,7 +17,6 @@ from ortplugin.standard import standard_on_cpu
 
 
 def network(dtype="float32", op="Conv"):
-  """A convolution, a norm over channels, an activation, a pool; a slice of the image is overwritten first."""
   rng = np.random.default_rng(0)
   tensors = {
     "w": rng.standard_normal((8, 8, 3, 3)) / 8,

@@ -55,7 +55,6 @@ def test_gradients_of_convolutions(transposed, groups, attributes):
 
 
 def test_a_saliency_map():
-  """Only the image's gradient is asked for."""
   torch.manual_seed(2)
 
   def saliency(x, w):

@@ -111,7 +111,6 @@ def parsed(text=MODEL):
 
 
 def renamed(name="new", text=MODEL):
-  """The same model with another name, by which a fault knows it."""
   model = parsed(text)
   model.graph.name = name
   return model

@@ -113,7 +113,6 @@ def test_shapes_of_sizes():
 
 
 def slow(q, k, v, mask, how):
-  """The formula, an element at a time."""
   batch, heads, queries, _ = q.shape
   keys, group = k.shape[2], heads // k.shape[1]
   y = np.zeros((batch, heads, queries, v.shape[3]))
@@ -277,7 +276,6 @@ def test_the_comparison_sees_mistakes_of_a_rotation(mistake, dtype):
 
 
 def test_a_rotation_is_the_formula():
-  """One pair at a time, as products of complex numbers."""
   rng = np.random.default_rng(5)
   x, angles = rng.standard_normal((2, 3, 4, 11)), rng.uniform(-9, 9, (2, 4, 5))
   for rotary, pairs in (

@@ -25,7 +25,6 @@ INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 
 
 def model_of(nodes, x="float[1]", opset=18, functions="", **constants):
-  """Nodes that make y of x and of constants; functions are of the domain 'mine'."""
   weights = {name: np.asarray(value) for name, value in constants.items()}
   domains = ["mine"] if functions else []
   return parsed(f"({x} x) => (float[?] y) {{ {nodes} }} {functions}", opset, domains=domains, weights=weights)
@@ -121,7 +120,6 @@ def test_every_operator_whose_values_onnx_keeps_is_known():
 
 
 def types(model):
-  """What is known of each value, names that inference made up apart."""
   found = {}
 
   def visit(graph, place):

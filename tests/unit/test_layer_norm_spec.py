@@ -79,7 +79,6 @@ def test_the_decomposition_is_the_reference(template, opset, dtype, rng):
 
 
 def test_the_reference_is_the_formula():
-  """A row of 1, 2, 3 and 4: mean 2.5, variance 1.25."""
   x = np.float64([[1, 2, 3, 4]])
   (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization<epsilon=0>(x) }"), [x])
   assert_allclose(y, (x - 2.5) / np.sqrt(1.25), rtol=1e-15)

@@ -15,7 +15,6 @@ PARTS = (
 
 
 def scope_of(nodes):
-  """The scope of a graph of x, z, w and q, and its tensors by name, which know no more than their rank."""
   graph = import_model(
     parsed(
       f"""(float[a,b,8] x, float[c,8] z, float[8,6] w, float[d,1,8] q) => (float y) <{CONSTANTS}> {{ {nodes} }}""",
@@ -31,8 +30,6 @@ def scope_of(nodes):
 
 
 def shown(lengths):
-  """A length as text, "?" for one that has no name."""
-
   def names(each):
     return [name if isinstance(name, str) and len(name) == 1 else "?" for name in each.names]
 

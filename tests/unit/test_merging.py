@@ -17,7 +17,6 @@ def graphs(draw):
 
 
 def has_cycle(edges, names):
-  """Whether the graph whose nodes are the sets `names` has a cycle, by taking away what needs nothing."""
   needs = {name: set[int]() for name in names}
   for node, before in enumerate(edges):
     needs[names[node]].update(names[each] for each in before if names[each] != names[node])

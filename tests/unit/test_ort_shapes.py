@@ -14,7 +14,6 @@ from ortplugin.optimizer import run_passes, select_passes
 
 
 def many(op, opset, shape, cases):
-  """One model with a node for each case (attributes, the inputs after x), all of one input and each an output."""
   nodes, constants = [], {}
   for index, (attributes, inputs) in enumerate(cases):
     names = [f"c{index}_{at}" if each.size else "" for at, each in enumerate(inputs)]
@@ -25,7 +24,6 @@ def many(op, opset, shape, cases):
 
 
 def assert_as_computed(op, opset, shape, cases):
-  """Every shape is known, and it is the one that ONNX Runtime computes."""
   model = many(op, opset, shape, cases)
   graph = annotated(model)
   found = computed(model, {"x": np.zeros(shape, np.float32)})
@@ -302,7 +300,6 @@ def test_what_follows_fits(spatial, layout):
 
 
 def behind(node, width, height=4):
-  """Convolutions around a node of `before`, of [1,4,height,width]."""
   return parsed(
     f"""(float[1,4,{height},{width}] x) => (float y)
         {{ before = Conv(x, w)  p = {node}  c = Conv(p, w)  s = Softmax<axis=1>(c)  d = Conv(s, w)

@@ -36,7 +36,6 @@ def nodes(text):
 
 
 def imports(module, path, known):
-  """The modules of the package that a module imports, wherever in it."""
   package = module if path.name == "__init__.py" else module.rpartition(".")[0]
   for node in nodes(path.read_text()):
     if isinstance(node, ast.Import):
@@ -68,7 +67,6 @@ def edges(known, by_part):
 
 
 def cycle(graph):
-  """The imports of one cycle; none where there is no cycle."""
   done = set()
 
   def search(node, path):

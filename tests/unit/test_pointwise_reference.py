@@ -76,7 +76,6 @@ def wrapped(number, dtype):
 
 
 def telling(dtype):
-  """The ends of the dtype's range, and small numbers."""
   low, high = integer_range(dtype)
   return sorted({low, low + 1, high - 1, high, *(n for n in (-7, -2, -1, 0, 1, 2, 3, 5, 31) if low <= n <= high)})
 

@@ -21,7 +21,6 @@ FP16 = PRECISIONS["fp16"]
 
 
 def model(nodes, constants=None, *, inputs="float[2,4] x", outputs="float[2,4] y", opset=17):
-  """A model whose nodes are named after their first output, "make_a"."""
   weights = {name: np.asarray(value) for name, value in (constants or {}).items()}
   result = parsed(f"({inputs}) => ({outputs}) {{ {nodes} }}", opset, 9, weights=weights)
   for each in result.graph.node:
@@ -44,7 +43,6 @@ def convert(original, name="fp16", *, io=False, limit=None, **request):
 
 
 def ops(model):
-  """Operators in order, Casts with what they cast to, in one text."""
   names = {FLOAT: "float", HALF: "half", BFLOAT: "bfloat", DOUBLE: "double"}
   return " ".join(
     f"Cast>{names.get(each.attribute[0].i, each.attribute[0].i)}" if each.op_type == "Cast" else each.op_type

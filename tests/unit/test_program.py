@@ -102,7 +102,6 @@ ATTRIBUTES = {"Cast": "<to=double>", "Mod": "<fmod=1>", "BitShift": '<direction=
 
 
 def _some_statement(name, dtype):
-  """A statement of the operator on parameters x of the dtype and b, and what it gives."""
   spec = OPERATORS[name]
   operands = ["b" if letter == "B" else "x" for letter in spec.operands]
   result = {"T": dtype, "B": "bool", "C": "double"}[spec.result]

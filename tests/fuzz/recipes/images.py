@@ -21,7 +21,6 @@ def activate(g, x):
 
 
 def same_conv(g, x, filters, kernel=3, group=1, bias=None):
-  """A Conv that keeps the places."""
   count = x.rank - 2
   attributes = {"kernel_shape": [kernel] * count, "pads": [kernel // 2] * (2 * count)}
   return convolve(g, x, filters, bias, **attributes, **({"group": group} if group > 1 else {}))

@@ -25,7 +25,6 @@ def image(g, ranks=(4, 4, 4, 3, 5)):
 
 
 def new_image(g, rank):
-  """A new input with batch, channels and places."""
   sizes = [g.rng.randint(1, 8 if rank == 4 else 6) for _ in range(rank - 2)]
   if g.chance(0.2):
     sizes = [1] * (rank - 2)
@@ -120,7 +119,6 @@ def pool(g):
 
 
 def batch_norm(g, x):
-  """A BatchNormalization with constants."""
   channels = x.shape[1]
   scale, bias, mean = (g.weights(channels) for _ in range(3))
   variance = g.constant(g.rounded(np.asarray(0.3 + g.data.random(channels), x.dtype)))

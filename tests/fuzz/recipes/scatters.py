@@ -23,7 +23,6 @@ def target(g):
 
 
 def reduction_of(g):
-  """How updates meet what is there."""
   return g.choice([None, None, None, "add", "mul", "max", "min"]) if g.opset >= 18 else None
 
 

@@ -11,7 +11,6 @@ from .table import motif
 
 
 def normalised(g, x):
-  """A norm over trailing axes, as operators or written out."""
   if 0 in x.shape or not x.rank:
     raise UnfitError("nothing to normalise")
   count = g.choice([1, 1, 1, min(2, x.rank)])

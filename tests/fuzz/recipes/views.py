@@ -9,7 +9,6 @@ from .table import glue
 
 
 def axis_of(g, x, beyond=0):
-  """An axis of the value, now and then counted from the end."""
   rank = x.rank + beyond
   if not rank:
     raise UnfitError("it has no axis")

@@ -11,7 +11,6 @@ SAME = "Conv<pads=[1,1,1,1]>"
 
 
 def constant(name, *shape):
-  """An initializer of small numbers, in ONNX's textual syntax."""
   values = (((7 * i) % 13 - 6) / 8 for i in range(int(np.prod(shape))))
   return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, values))}}}"
 
@@ -30,7 +29,6 @@ def between(nodes, constants="", inputs="", out="[A,B,C,D]"):
 
 
 def change(original, **more):
-  """The model with channels last, checked to give the same; `more` as of `run_same`."""
   return run_same(original, CHANNELS_LAST_ALWAYS, start=run_pass(original, FUSE_CONV)[0], **more)
 
 

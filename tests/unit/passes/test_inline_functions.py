@@ -135,7 +135,6 @@ STAYS = {
 
 @parametrize("name", STAYS)
 def test_near_misses(name):
-  """All calls stay, and the model computes what it did."""
   nodes, functions, imports, reason = STAYS[name]
   original = model(nodes, functions, imports)
   result, calls, misses = inline_functions(original)

@@ -28,7 +28,6 @@ PRESENT = "float[2,4,10,8] present_key, present_value"
 
 
 def built(nodes, inputs="float[2,3,96] x", rows="7", present=PRESENT, heads=4):
-  """A model whose cache is an input and an output."""
   past = f"float[2,{heads},{rows},8] past_key, past_value"
   return graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
 
@@ -80,7 +79,6 @@ SHARE = """two = {2}  many = {2,2,2,10,8}  all = {2,4,10,8}  ku = Unsqueeze(pres
 
 
 def llama(nodes):
-  """Products of one tensor, rotated, and two heads of K and V for four."""
   made = built(nodes, "float[2,3,16] x", present=PRESENT.replace("[2,4", "[2,2"), heads=2)
   for name, width in (("wq", 32), ("wk", 16), ("wv", 16)):
     weight = np.random.default_rng(ord(name[1])).standard_normal((16, width)).astype(np.float32) / 4
@@ -95,7 +93,6 @@ JOIN_ROTATED = JOIN.replace("(past_key, k)", "(past_key, kr)")
 
 
 def test_llama():
-  """Rotated before they are joined; the three products become one."""
   original = llama(HEADS + NUMBERS + PROJECT + ROTATED + JOIN_ROTATED + SHARE + ATTEND.replace("(q,", "(qr,"))
   optimized, _ = run_same(original, *PASSES, into="MatMul FusedAttention")
   (node,) = attentions(optimized)
@@ -199,7 +196,6 @@ def test_what_stays(reason):
 
 
 def test_a_concat_of_heads_is_no_cache():
-  """Joined along another axis than the rows."""
   joined = JOIN.replace("axis=-2", "axis=1").replace("axis=2", "axis=1") + "q2 = Concat<axis=1>(q, q)  "
   nodes = HEADS + SPLIT + joined + PLAIN.replace("MatMul(q,", "MatMul(q2,").replace("{2,3,32}", "{2,3,64}")
   fused, _ = run_pass(graph(

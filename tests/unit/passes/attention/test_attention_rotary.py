@@ -51,7 +51,6 @@ GPT_J = (
 
 
 def tables(*shape, doubled="", dtype="float32"):
-  """cos and sin, `doubled`: as halves or neighbours."""
   angles = np.random.default_rng(3).uniform(-4, 4, shape)
   if doubled:
     angles = np.concatenate([angles, angles], -1) if doubled == "half" else np.repeat(angles, 2, -1)
@@ -81,7 +80,6 @@ def built(form, dtype="float"):
   steps.insert(("b s (h d)", "b s h d", "b h s d").index(form.at), form.nodes)
 
   def heads(name, result):
-    """The steps one after the other."""
     values = [name, f"{name}4", f"{name}5", result]
     return " ".join(
       step.replace("{x}", x).replace("{y}", y) for step, x, y in zip(steps, values, values[1:], strict=False)
@@ -102,7 +100,6 @@ def built(form, dtype="float"):
 
 
 def node_of(optimized):
-  """The one attention and its attributes."""
   (node,) = nodes_of(optimized, "FusedAttention")
   return node, all_attributes(node)
 
@@ -194,7 +191,6 @@ def test_scales_and_products_go_along():
 
 
 def test_equal_tables_are_one_constant():
-  """Those of several attentions of a network."""
   twice = built(Form(FULL, tables(*FOUR, doubled="half")))
   again = onnx.compose.add_prefix(built(Form(FULL, tables(*FOUR, doubled="half"))), "second/")
   optimized, _ = run_pass(onnx.compose.merge_models(twice, again, [("y", "second/q")]), *PASSES)

@@ -14,7 +14,6 @@ def written(nodes, x, y):
 
 
 def rewritten(original):
-  """After one change, with the outputs that it had."""
   optimized, _ = run_same(restore(original), ATTENTION_VIEWS, start=original, changes=1)
   return optimized
 

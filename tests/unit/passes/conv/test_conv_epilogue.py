@@ -79,7 +79,6 @@ def test_what_was_fused_before_is_drawn_in():
 
 
 def test_an_operand_that_is_made_later():
-  """The convolution moves behind what its program reads."""
   fuse(model(graph("a = Softmax(r)  y = Add(a, c)", "", ", float[N,4,5,6] r")), into="Softmax FusedConv")
 
 
@@ -203,7 +202,6 @@ def test_residuals_of_lengths_without_a_name(nodes, fused):
 
 @parametrize("size, fused", [("H,V", False), ("H,W", True)])
 def test_images_that_are_read_with_channels_first(size, fused):
-  """Their lengths stand elsewhere than the results'."""
   text = f"""(float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
     c = Conv<strides=[2,2]>(x, w)  d = Conv<strides=[2,2]>(z, w)  y = Add(c, d) }}"""
   before, _ = run_pass(text, FUSE_CONV, CHANNELS_LAST_ALWAYS)
@@ -225,7 +223,6 @@ def test_what_is_used_inside_a_body_is_the_last():
 
 
 def test_limits():
-  """The last convolutions come first."""
   nodes = "  ".join(f"c{i} = {SAME}({'x' if i == 0 else f'a{i - 1}'}, w)  a{i} = Relu(c{i})" for i in range(4))
   before, _ = run_pass(f"(float[N,4,5,6] x) => (a3) <{W}> {{ {nodes} }}", FUSE_CONV)
   run_pass(before, CONV_EPILOGUE, limit=2, changes=2, into=["FusedConv", "Relu"] * 2 + ["FusedConv"] * 2)
@@ -244,5 +241,4 @@ def test_more_operands_than_a_program_has():
   [("a = Relu(c)  y = Neg(c)", "FusedConv Relu Neg"), ("y = Neg(c)  a = Relu(y)  b = Tanh(a)", "FusedConv Relu Tanh")],
 )
 def test_what_nothing_reads_is_no_part_of_a_program(nodes, before):
-  """As without dead-nodes, which takes such operators away."""
   fuse(model(graph(nodes)), into=before)

@@ -40,7 +40,6 @@ def test_forms(nodes, constants):
   ],
 )
 def test_two_layers(activation, count):
-  """The activation becomes part of the first; nothing but views is left between the two."""
   scalars = "float three = {3}, float zero = {0}, float six = {6}"
   original = classifier(
     f"g = Gemm(f, m, b)  {activation}  y = Gemm<transB = 1>(h, k2)",

@@ -10,7 +10,6 @@ from ortplugin.passes.conv import turn_conv_transpose
 
 
 def up(x=(2, 16, 6, 5), w=(16, 8, 3, 3), dtype="float16", follows=True, constant=True, **attributes):
-  """x -> ConvTranspose with bias -> Relu, or without both."""
   rng = np.random.default_rng(5)
   kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
   channels = w[1] * int(attributes.get("group", 1))
@@ -36,7 +35,6 @@ def attributes_of(model):
 
 @pytest.fixture
 def small(monkeypatch):
-  """Little work counts as much."""
   monkeypatch.setattr(turn_conv_transpose, "MUCH_WORK", 1)
 
 
@@ -74,7 +72,6 @@ def test_lines_and_volumes():
 @parametrize("kernel", [3, 5, 7])
 @parametrize("follows", [False, True])
 def test_a_depthwise_one(kernel, follows):
-  """Of any dtype and size, for which there is a kernel of ours."""
   original = up(("N", 6, 8, 9), (6, 1, kernel, kernel), "float32", follows, group=6, pads=[1, 1, 1, 1])
   optimized, _ = run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
   assert attributes_of(optimized)["pads"] == [kernel - 2] * 4
@@ -96,7 +93,6 @@ def test_where_it_pays():
 
 @parametrize("follows", [False, True])
 def test_a_kernel_of_one_element(follows):
-  """A matrix product, whatever its size."""
   original = up(("N", 16, 6, 5), (16, 8, 1, 1), follows=follows)
   optimized, _ = run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
   assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
@@ -198,7 +194,6 @@ def node_of(found):
   ],
 )
 def test_invalid_nodes_stay(attribute, value, reason):
-  """They are for the runtime to refuse."""
   found = before(up())
   node = node_of(found)
   kept = [each for each in node.attribute if each.name != attribute]
@@ -219,7 +214,6 @@ def test_weights_that_a_caller_may_override_stay():
 
 @pytest.mark.usefixtures("small")
 def test_shared_weights():
-  """What else reads them has them as they were."""
   original = up()
   kind = original.graph.input[0].type.tensor_type.elem_type
   original.graph.node.append(helper.make_node("Relu", ["w"], ["z"], "reader"))

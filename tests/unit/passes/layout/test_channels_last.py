@@ -272,7 +272,6 @@ def test_the_model_s_own_transposes_cancel():
 
 
 def test_an_image_with_channels_last_already():
-  """As TensorFlow's exporters make it."""
   optimized, _ = change(
     model(f"""(float[N,5,6,4] x) => (y) <{W}> {{
     a = Transpose<0,3,1,2>(x)  b = {SAME}(a, w)  c = Relu(b)
@@ -290,7 +289,6 @@ def test_three_axes():
 
 
 def test_one_transpose_for_all_readers():
-  """What knows channels first only, twice, reads one and the same."""
   nodes = "a = LRN<size=3>(c)  b = LpPool<kernel_shape=[2,2]>(c)  y = Concat<axis=1>(a, c)"
   optimized, _ = change(model(graph(nodes, out="float[A,B,C,D] y, float[E,F,G,H] b")))
   assert operators(optimized).count("Transpose") <= 3
@@ -375,7 +373,6 @@ def test_epilogues_from_before_change_with_their_convolution():
   ],
 )
 def test_where_a_region_ends(nodes):
-  """An operator that knows channels first only, or whose axes are not known, has Transposes around it."""
   constants = """float[4] four = {1, 2, 3, 4}, int64[4] other = {0, 2, 10, 6}, int64[4] back = {0, 4, 5, 6},
         int64[1] three = {3}"""
   used = ", ".join(each.strip() for each in split(constants) if each.split("=")[0].split()[-1] in tokens(nodes))

@@ -129,7 +129,6 @@ def test_a_softmax_over_rows_becomes_one_over_columns():
 
 
 def test_random_graphs():
-  """Any operators, axes and orders: the same numbers."""
   generator = np.random.default_rng(1)
   changes = 0
   for _ in range(80):

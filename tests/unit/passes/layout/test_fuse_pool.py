@@ -76,7 +76,6 @@ def test_a_kernel_larger_than_the_padded_image(rows, attributes, opset, fused):
 @parametrize("kernel, stride, fused", [(1, 4, False), (1, 3, False), (2, 3, True), (1, 2, True)])
 @parametrize("size", [3, 4, 5, 6, 7, 8])
 def test_windows_that_skip_elements(pad, kernel, stride, fused, size):
-  """Of which ONNX Runtime may skip some before the first window."""
   attributes = f'kernel_shape = [{kernel}, 1], strides = [{stride}, 1], auto_pad = "{pad}", count_include_pad = 1'
   nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
   optimized, _ = change(model(f"(float[N,4,{size},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", 22))

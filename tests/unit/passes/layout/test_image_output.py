@@ -18,7 +18,6 @@ UP = "strides = [2, 2], pads = [1, 1, 1, 1]"
 
 
 def network(filters=3, channels=8, attributes=UP, extra="", outputs="", size="5,4", kernel=(4, 4)):
-  """A transposed convolution that makes an image; `moved` puts its channels last, before a Transpose."""
   return model(f"""(float[N,{channels},{size}] x) => (float[N,M,H,W] y{outputs})
     <{constant("w", channels, filters, *kernel)}>
     {{ y = ConvTranspose<{attributes}>(x, w)  {extra} }}""")
@@ -107,7 +106,6 @@ def test_another_permutation_stays():
 
 
 def test_an_invalid_node_stays():
-  """It is for the runtime to refuse."""
   found = moved(network())
   (program,) = (each for each in node_of(found).attribute if each.name == "program")
   program.s = b"nonsense"
@@ -117,7 +115,6 @@ def test_an_invalid_node_stays():
 
 
 def test_double_stays():
-  """For which there is no kernel of ours."""
   original = parsed(
     "(double[N,8,?,?] x) => (double[N,3,?,?] y) { [up] y = ConvTranspose(x, w) }",
     weights={"w": np.ones((8, 3, 4, 4))},

@@ -10,8 +10,6 @@ from ortplugin.optimizer import run_passes, select_passes
 
 
 class Network:
-  """A network under construction, batch 2: nodes, constants, and the shape of each image."""
-
   def __init__(self, data):
     self.data = data
     self.nodes = []

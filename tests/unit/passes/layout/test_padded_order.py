@@ -89,7 +89,6 @@ def test_what_stays(original):
 
 
 def test_random_steps():
-  """Whatever moves, the numbers are the same."""
   generator = np.random.default_rng(2)
   changes = 0
   for _ in range(40):

@@ -30,7 +30,6 @@ JOINED = """t = Transpose<perm=[0,2,1,3]>(o)  s = Constant<value_ints=[0,0,-1]>(
 
 
 def graph(nodes, outputs="f[5,3,32] y", x="f[5,3,8] x", half=True):
-  """A model of these nodes, which read x and the weights of SHAPES that they name, and `lens`."""
   words = nodes.replace(")", ",").replace("(", ",").split(",")
   used = {name: shape for name, shape in SHAPES.items() if name in [word.strip() for word in words]}
   return weighted(f"({x}) => ({outputs}) {{ {nodes} }}", used, half=half)

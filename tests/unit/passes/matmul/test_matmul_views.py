@@ -76,7 +76,6 @@ def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view():
 
 
 def test_a_width_that_is_not_known():
-  """A model may leave it open how wide the rows are; the product is fused, its view stays."""
   text = "(f[R,W] x, f[2,3,6] r) => (f[2,3,6] y) { c = Gemm(x, w, b)  %s  y = Add(v, r) }"
   fused, _ = run_pass(weighted(text % BACK.format("2, 3, 6").replace("y =", "v ="), WEIGHTS), MATMUL_TO_FUSED)
   assert "FusedMatMul" in operators(fused)

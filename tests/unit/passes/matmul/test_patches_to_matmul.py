@@ -16,7 +16,6 @@ BEFORE = [FUSE_CONV, CHANNELS_LAST, IMAGE_INPUT, CONV_EPILOGUE]
 
 
 def network(strides="strides = [16, 8]", image="N,3,32,24", channels=3, kernel="16,8", half=True, bias=True, after=""):
-  """A ViT's first layers; the product's rows are moved to [N, h w, M]."""
   p, q = (int(each) for each in kernel.split(","))
   weights = {"w": (24, channels, p, q), **({"b": (24,)} if bias else {}), "g": (24,), "o": (24,)}
   return weighted(

@@ -98,7 +98,6 @@ MISSES = {
 
 @parametrize("miss", MISSES)
 def test_what_is_between_the_reshapes_alone(miss):
-  """Then the norm is one of three axes, as it stands there."""
   first, last, reason = MISSES[miss]
   result = "N,6,5,4" if miss == "another shape" else "N,6,4,5"
   text = graph(first, last, shape="N,6,H,5" if miss == "batch" else "N,6,4,5", result=result, more=", float[2] v")
@@ -117,7 +116,6 @@ def test_near_misses():
 
 @parametrize("groups", [1, 2, 6])
 def test_between_convolutions_with_channels_last(groups):
-  """No Transpose stays but those of the model's input and output."""
   weights = ", ".join(str((i % 7 - 3) / 4) for i in range(36))
   nodes = f"""w = Constant<value=float[6,6,1,1] {{{weights}}}>()  c = Conv(x, w)
     to = Constant<value=int64[3] {{0, {groups}, -1}}>()

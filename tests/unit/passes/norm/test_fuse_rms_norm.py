@@ -70,7 +70,6 @@ def test_only_the_statistics_in_float():
 
 
 def test_the_cast_value_used_elsewhere():
-  """Where the Cast has to stay, the norm reads what it makes."""
   nodes = " ".join(
     [
       EPSILON,

@@ -178,7 +178,6 @@ def unchanged_epilogue(text, *fragments, **options):
 
 
 def test_a_cycle_stays():
-  """The other operand is computed from the norm."""
   unchanged_epilogue(graph("p = Softmax(n)  y = Add(n, p)"), "'p', which it also reads, depends on the norm")
 
 
@@ -244,7 +243,6 @@ def test_more_results_than_there_may_be_stay():
 
 
 def test_special_values_pass_through(rng):
-  """NaN, infinities, -0 and denormals in the operands come out as they did."""
   from pass_helpers import restore, run
 
   original = model(graph("m = Mul(n, gamma)  y = Add(m, beta)"))

@@ -110,7 +110,6 @@ def test_a_wider_cast_around_a_norm_disappears():
 
 
 def test_a_rounding_cast_stays():
-  """float to float16 and back rounds: both Casts are kept."""
   run_same(
     graph(f"narrow = Cast<to=10>(x)  s = Cast<to=1>(narrow)  {NORM}"),
     *PASSES,

@@ -68,7 +68,6 @@ def test_siblings_meet_in_a_common_consumer():
 
 
 def test_readers_of_one_input():
-  """What a Conv made is read once for both."""
   text = graph("h = Softmax(x)  y = Sin(h)  z = Cos(h)", outputs=f"{Y}, z")
   check(text, "Softmax FusedPointwise", ["y = Sin(x)", "y2 = Cos(x)"])
 
@@ -355,13 +354,11 @@ def chain(count):
 
 
 def residual(count):
-  """Blocks of Relu, Softmax, Mul and Add around a path that passes each by."""
   block = "a{i} = Relu(v{i})  b{i} = Softmax(a{i})  c{i} = Mul(b{i}, v0)  v{j} = Add(a{i}, c{i})"
   return flat(repeated(range(count // 4), block), ["v0"], [f"v{count // 4}"])
 
 
 def far(count):
-  """An early value that every block reads."""
   block = "a{i} = Softmax(v{i})  b{i} = Add(a{i}, early)  v{j} = Relu(b{i})"
   return flat("early = Tanh(v0) " + repeated(range(count // 3), block), ["v0"], [f"v{count // 3}"])
 
@@ -400,7 +397,6 @@ SHAPES = {"x": "[N,M,8]", "r": "[N,M,8]", "b": "[8]", "c": "[M,1]", "e": "[N,1,8
 
 @st.composite
 def graphs(draw):
-  """Up to 25 operators on values of all shapes, read at random, some of them outputs, a Softmax here and there."""
   ranks = {name: shape for name, shape in SHAPES.items()}
   nodes = []
   for index in range(draw(st.integers(2, 25))):

@@ -109,7 +109,6 @@ def test_what_follows_a_result_is_drawn_in():
 
 
 def test_sums_over_the_same_axes():
-  """With and without the summed dimensions; a third over other axes stays apart."""
   check(
     graph(
       "s = ReduceSum<keepdims=0>(x, last)  k = ReduceSum(x, last)  c = ReduceSum(x, first)",
@@ -123,7 +122,6 @@ def test_sums_over_the_same_axes():
 
 
 def test_over_all_axes():
-  """A loss: no axes given."""
   for axes in ("", ", none"):
     check(
       graph(f"d = Sub(x, t)  q = Mul(d, d)  y = ReduceSum<keepdims=0>(q{axes})", "float[N,8] x, t",
@@ -134,7 +132,6 @@ def test_over_all_axes():
 
 
 def test_a_cast_around_the_sum():
-  """float16 summed in float, as exporters write it."""
   check(
     "(float16[N,8] x, float16[8] b) => (float16[N] y) <int64[1] axes = {1}> "
     "{ t = Add(x, b)  u = Cast<to=1>(t)  s = ReduceSum<keepdims=0>(u, axes)  y = Cast<to=10>(s) }",

@@ -11,7 +11,6 @@ def graph(nodes, inputs, outputs="float[2,3,4,8] y"):
 
 
 def check(text, *ops, opset=17):
-  """The operators after the pass; outputs are the same then, and with everything fused that now can be."""
   original = model(text, opset)
   optimized, _ = run_same(original, POINTWISE_VIEWS, into=list(ops))
   assert_same_outputs(original, run_pass(original, POINTWISE_VIEWS, FUSE_POINTWISE)[0])

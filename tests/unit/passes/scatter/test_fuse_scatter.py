@@ -20,12 +20,10 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
 def text_of(inputs, nodes, x="float[3,4]"):
-  """The nodes make y, which is like x, of x and the inputs."""
   return f"({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
 
 
 def ours(model):
-  """The type and attributes of every ortplugin node."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
   return [
     (node.op_type, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})

@@ -67,7 +67,6 @@ def test_a_mask_over_the_first_axes():
 
 
 def test_a_mask_that_was_repeated():
-  """Where broadcasts it."""
   original = model(
     f"""(float[3,4] x, bool[3,1] m0) => (float[3,4] y) {{
       s = {{3,4}}  m = Expand(m0, s)  {COUNT}  {PLACES}

@@ -12,7 +12,6 @@ RANGES = st.tuples(st.integers(-5, 4), st.integers(1, 3), st.sampled_from([-2, -
 
 @st.composite
 def vector(draw, size):
-  """Indices into an axis of this size, without one place twice: often a progression."""
   start, count, step = draw(RANGES)
   values = [start + step * i for i in range(count)]
   if draw(st.integers(0, 4)) == 0:
@@ -26,7 +25,6 @@ def vector(draw, size):
 
 @st.composite
 def graphs(draw):
-  """Up to four scatters in a row into a tensor of the shape of `sizes`."""
   sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
   rank = len(sizes)
   names = [f"D{axis}" if draw(st.booleans()) else str(size) for axis, size in enumerate(sizes)]

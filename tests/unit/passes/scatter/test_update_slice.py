@@ -21,26 +21,22 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
 def text_of(inputs, nodes, x="float[3,4]"):
-  """The nodes make y, which is like x, of x and the inputs."""
   return f"({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
 
 
 def scatter(
   indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17, attributes="", dtype=np.int64
 ):
-  """y = op(x, indices, u) with constant indices."""
   made = model(f"({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
   add_weights(made, i=np.array(indices, dtype))
   return made
 
 
 def elements(indices, axis=0, **given):
-  """y = ScatterElements(x, indices, u), as of `scatter`."""
   return scatter(indices, op="ScatterElements", attributes=f"<axis={axis}>" if axis else "", **given)
 
 
 def slices(model):
-  """axes, constant starts and steps of each UpdateSlice."""
   given = initializers(model)
   found = []
   for node in model.graph.node:

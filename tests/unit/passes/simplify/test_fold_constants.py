@@ -85,7 +85,6 @@ def test_kept(what):
 
 
 def of_constants(op, opset, *inputs, **attributes):
-  """y = op(constants) for an Identity of it."""
   weights = {f"c{i}": np.asarray(each) for i, each in enumerate(inputs)}
   nodes = [helper.make_node(op, list(weights), ["f"], **attributes), helper.make_node("Identity", ["f"], ["y"])]
   made = built(nodes, {}, {}, opset, 7, weights=weights)

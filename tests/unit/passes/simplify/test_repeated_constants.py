@@ -14,7 +14,6 @@ def graph(nodes, shape="2,3,4", made="2,3,4", **constants):
 
 
 def shapes(optimized, index):
-  """Those of the constants that the nodes read at this place."""
   given = {each.name: list(each.dims) for each in optimized.graph.initializer}
   return [given[node.input[index]] for node in optimized.graph.node if node.input[index] in given]
 
