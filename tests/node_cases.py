@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import all_attributes, built, computed
+from onnx_models import all_attributes, built, computed, parametrize
 
 from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
@@ -63,6 +63,16 @@ def assert_invalid(node, reason):
       refuse()
     assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
     assert reason in str(caught.value)
+
+
+def invalid_nodes(wrong, node=lambda made: made):
+  """A test of each invalid node, by the reason: `wrong` has nodes, or what `node` makes one of."""
+
+  @parametrize("reason", wrong)
+  def test(reason):
+    assert_invalid(node(wrong[reason]), reason)
+
+  return test
 
 
 def output_name(program, result):
@@ -172,6 +182,21 @@ class ProgramCase:
     names = [parameter.name for parameter in program.parameters]
     outputs = [output for output, _ in results_of(program)]
     return helper.make_node(cls.operator.name, names, outputs, name or cls.node_name, domain=DOMAIN, program=text)
+
+  @classmethod
+  def decomposed(cls, text, inputs, opset):
+    """What the program's decomposition gives in ONNX Runtime."""
+    nodes = cls.operator.decompose(cls.node_of(text), opset)
+    return run_at_opset(cls.model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
+
+  @classmethod
+  def of_floats(cls, programs):
+    """A case in each floating dtype of each named program, in which T stands for it, with its shapes."""
+    return [
+      cls(f"{name}, {dtype}", typed(text, dtype), shapes)
+      for name, (text, shapes) in programs.items()
+      for dtype in FLOATING
+    ]
 
   @classmethod
   def model_of(cls, text, shapes, nodes=None):

@@ -214,14 +214,6 @@ PROGRAMS = {
 }
 
 
-def _programs():
-  return [
-    Case(f"{name}, {dtype}", typed(text, dtype), shapes)
-    for name, (text, shapes) in PROGRAMS.items()
-    for dtype in FLOATING
-  ]
-
-
 WHOLE = """(T x, T y, T z) => (T a, T p, T d, T m, T c, bool e, bool l) {
   s = Add(x, y)
   t = Sub(s, z)
@@ -380,7 +372,7 @@ def _sizes():
   ]
 
 
-CASES = (*_programs(), *_integers(), *_functions(), *_special(), *_values(), *_limits(), *_sizes())
+CASES = (*Case.of_floats(PROGRAMS), *_integers(), *_functions(), *_special(), *_values(), *_limits(), *_sizes())
 
 # Enough elements for every core and every block.
 LARGE_CASES = tuple(

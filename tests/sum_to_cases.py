@@ -153,14 +153,6 @@ PROGRAMS = {
 }
 
 
-def _programs():
-  return [
-    Case(f"{name}, {dtype}", typed(text, dtype), shapes)
-    for name, (text, shapes) in PROGRAMS.items()
-    for dtype in FLOATING
-  ]
-
-
 def _integers():
   return [
     Case(f"{name}, {dtype}, {values}", typed(summed(axes), dtype), (shape,), values)
@@ -184,7 +176,7 @@ def _values():
   ]
 
 
-CASES = (*_programs(), *_integers(), *_values())
+CASES = (*Case.of_floats(PROGRAMS), *_integers(), *_values())
 
 # Enough elements for every core and every block.
 LARGE_CASES = tuple(

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, by_name, check
-from node_cases import assert_invalid, changed, run_at_opset, typed
+from node_cases import changed, invalid_nodes, run_at_opset, typed
 from onnx_models import computed, parametrize, raises
 
 from ortplugin.errors import ModelError
@@ -105,9 +105,7 @@ WRONG = {
 }
 
 
-@parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason):
-  assert_invalid(node(**WRONG[reason]), reason)
+test_an_invalid_node_is_named = invalid_nodes(WRONG, lambda changes: node(**changes))
 
 
 WRONG_SHAPES = {

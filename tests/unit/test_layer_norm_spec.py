@@ -1,7 +1,7 @@
 import numpy as np
 import onnx
 from ml_dtypes import bfloat16
-from node_cases import assert_invalid
+from node_cases import invalid_nodes
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx.helper import make_node
 from onnx_models import built, computed, parametrize, parsed, raises
@@ -178,9 +178,7 @@ WRONG = {
 }
 
 
-@parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason):
-  assert_invalid(WRONG[reason], reason)
+test_an_invalid_node_is_named = invalid_nodes(WRONG)
 
 
 def test_axes_that_s_lacks_are_refused():
