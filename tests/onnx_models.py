@@ -64,6 +64,11 @@ def infos(values):
   return [info(name, *each) for name, each in values.items()]
 
 
+def value_infos(text):
+  """Descriptions of values, as in 'float[N,4] x, int64 i'."""
+  return parsed(f"({text}) => () {{}}").graph.input
+
+
 def built(nodes, inputs, outputs, *versions, **options):
   """A model of nodes: `inputs` and `outputs` are as in 'float[N,4] x, int64 i', or by name; the rest as of `parsed`."""
   texts = [each if isinstance(each, str) else "" for each in (inputs, outputs)]

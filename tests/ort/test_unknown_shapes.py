@@ -2,9 +2,9 @@ import numpy as np
 import onnx
 import onnx.parser
 from node_cases import model_with
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx.helper import make_node
-from onnx_models import parametrize, parsed
+from onnx_models import parametrize, parsed, value_infos
 
 import ortplugin
 from ort.host import make
@@ -83,7 +83,7 @@ def test_an_unknown_rank_is_no_scalar(name):
       [*hidden.constants, ("places", np.array([1, 0]))],
     )
   )
-  model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+  model.graph.value_info.extend(value_infos("float[] y"))
   found = _outputs(model.SerializeToString(), {**hidden.arrays, "shape": np.array(hidden.arrays["i0"].shape)})
   assert np.array_equal(found, hidden.wanted[[1, 0]])
 

@@ -10,7 +10,7 @@ import onnxruntime
 from onnx import AttributeProto, TensorProto, helper
 from onnx.helper import make_node
 from onnx.numpy_helper import from_array, to_array
-from onnx_models import add_weights, built, in_full, ones, op_types, parametrize, parsed, raises, zeros
+from onnx_models import add_weights, built, in_full, ones, op_types, parametrize, parsed, raises, value_infos, zeros
 
 from ortplugin.errors import ModelError
 from ortplugin.graph import import_model
@@ -294,13 +294,13 @@ def test_a_large_model_is_fast_and_its_weights_are_not_decoded():
   """440 MB of weights in 96 matrices: seconds would mean that they are decoded, or copied often."""
   model = onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 17)])
   model.graph.name = "g"
-  model.graph.input.append(helper.make_tensor_value_info("v0", TensorProto.FLOAT, ["N", 1071]))
+  model.graph.input.extend(value_infos("float[N,1071] v0"))
   weight = zeros(1071, 1071).tobytes()
   for index in range(96):
     tensor = model.graph.initializer.add(name=f"w{index}", data_type=TensorProto.FLOAT, dims=[1071, 1071])
     tensor.raw_data = weight
     model.graph.node.append(make_node("MatMul", [f"v{index}", f"w{index}"], [f"v{index + 1}"]))
-  model.graph.output.append(helper.make_tensor_value_info("v96", TensorProto.FLOAT, ["N", 1071]))
+  model.graph.output.extend(value_infos("float[N,1071] v96"))
   begin = time.process_time()
   graph = import_model(model)
   annotate(graph)

@@ -6,7 +6,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import built, ones, op_types, parsed, raises, zeros
+from onnx_models import built, ones, op_types, parsed, raises, value_infos, zeros
 
 import ortplugin
 from ortplugin import optimize, optimizer
@@ -321,7 +321,7 @@ def dims(value):
 
 def test_shapes_are_fixed_everywhere():
   model = chain("Abs", "Exp")
-  model.graph.value_info.append(helper.make_tensor_value_info("t0", TensorProto.FLOAT, ["n", 4]))
+  model.graph.value_info.extend(value_infos("float[n,4] t0"))
   fix_input_shapes(model, {"x": (3, 4)})
   assert [dims(v) for v in (*model.graph.input, *model.graph.value_info, *model.graph.output)] == [[3, 4]] * 3
 
@@ -359,7 +359,7 @@ def test_shapes_that_do_not_fit(shapes, words):
 
 def test_one_symbol_has_one_size():
   model = chain("Abs")
-  model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n"]))
+  model.graph.input.extend(value_infos("float[n] z"))
   with raises(UsageError, "'n' would be 3 by input 'x' and 5 by input 'z'"):
     optimize(model, input_shapes={"x": (3, 4), "z": (5,)})
   fix_input_shapes(model, {"x": (3, 4)})

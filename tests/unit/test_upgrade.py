@@ -1,8 +1,6 @@
 import numpy as np
-import onnx
-import onnx.parser
 from onnx import helper
-from onnx_models import add_weights, computed, parametrize, parsed, raises
+from onnx_models import add_weights, computed, parametrize, parsed, raises, value_infos
 
 from ortplugin.errors import ModelError
 from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
@@ -321,7 +319,7 @@ def test_names_of_lengths_that_a_slice_does_not_keep(body, kept):
     10,
     5,
   )
-  model.graph.value_info.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, (3, "batch")))
+  model.graph.value_info.extend(value_infos("float[3,batch] d"))
   made = upgrade(model).graph
   dims = {each.name: each.type.tensor_type.shape.dim for each in (*made.input, *made.output, *made.value_info)}
   assert {name for name in ("x", "d", "y") if dims[name][1].dim_param == "batch"} == kept

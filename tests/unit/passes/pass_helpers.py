@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 from hypothesis import HealthCheck, settings
 from ml_dtypes import bfloat16
-from onnx_models import add_weights, all_attributes, annotated, built, nodes_of, parametrize, parsed  # noqa: F401
+from onnx_models import add_weights, all_attributes, annotated, built, nodes_of, parametrize, parsed, value_infos  # noqa: F401
 from sample import examples
 
 from ortplugin.graph.convert import all_graphs

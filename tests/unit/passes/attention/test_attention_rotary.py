@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 import pytest
 from attention_helpers import in_float  # noqa: F401, a fixture
-from onnx_models import add_weights, all_attributes, nodes_of
+from onnx_models import add_weights, all_attributes, nodes_of, value_infos
 from pass_helpers import model, operators, parametrize, run_pass, run_same, stays
 
 from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
@@ -180,7 +180,7 @@ def test_scales_and_products_go_along():
     c = float {0.5}  q = Mul(q0, c)""")  # fmt: skip
   made = built(form)
   del made.graph.input[:]
-  made.graph.input.append(onnx.helper.make_tensor_value_info("x", 1, [2, 5, 16]))
+  made.graph.input.extend(value_infos("float[2,5,16] x"))
   for name in ("wq", "wk", "wv"):
     weight = np.random.default_rng(len(name)).standard_normal((16, 32)).astype(np.float32) / 4
     add_weights(made, **{name: weight})
@@ -231,7 +231,7 @@ def test_what_stays(reason):
   if "k5_cos" in form.constants:
     next(node for node in made.graph.node if node.output[0] == "kr_a").input[1] = "k5_cos"
   if "'kr'" in reason:
-    made.graph.output.append(onnx.helper.make_tensor_value_info("kr", 1, [2, 4, 5, 8]))
+    made.graph.output.extend(value_infos("float[2,4,5,8] kr"))
   fused, _ = run_pass(made, *FUSE)
   stays(fused, ATTENTION_ROTARY, reason)
 

@@ -1,8 +1,7 @@
 import numpy as np
-import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, attributes, feeds, fused, graph, in_float  # noqa: F401
-from pass_helpers import add_weights, nodes_of, operators, parametrize, restore, run, run_pass, stays
+from pass_helpers import add_weights, nodes_of, operators, parametrize, restore, run, run_pass, stays, value_infos
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 
@@ -209,7 +208,7 @@ def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(number, causal)
   """In a row that both mask whole a finite number has weights, where the padding is the same or lower."""
   how = f"{LOWEST} b = Where(m2, zero, lowest)  padded = Add(s, b)  masked = Add(padded, m)"
   original = with_constant(np.where(TRIANGLE, 0, number).astype(np.float32), how)
-  original.graph.input.append(onnx.helper.make_tensor_value_info("m2", onnx.TensorProto.BOOL, [5]))
+  original.graph.input.extend(value_infos("bool[5] m2"))
   _, node = fused(original, given={"m2": np.arange(5) >= 2})
   assert attributes(node) == {**({"causal": "upper_left"} if causal else {}), "mask_dtype": "float"}
 

@@ -1,7 +1,7 @@
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from onnx_models import all_attributes, built
+from onnx_models import all_attributes, built, value_infos
 from pass_helpers import assert_same_outputs, lines, parametrize, programs, run_pass, run_same, stays
 
 from ortplugin.optimizer.pipeline import FUSE_CONV
@@ -101,7 +101,7 @@ def test_weights_and_biases_that_are_computed(opset, constant):
 
 def test_an_overridable_bias_is_reshaped_at_run_time():
   original = conv()
-  original.graph.input.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [6]))
+  original.graph.input.extend(value_infos("float[6] b"))
   run_same(original, FUSE_CONV, into="Unsqueeze FusedConv")
 
 

@@ -1,6 +1,6 @@
 import numpy as np
-from onnx import TensorProto, helper
-from onnx_models import add_weights, all_attributes, built
+from onnx import helper
+from onnx_models import add_weights, all_attributes, built, value_infos
 from pass_helpers import assert_same_outputs, lines, model, operators, parametrize, programs, run_same, stays
 
 from ortplugin.optimizer import PIPELINE, run_passes, select_passes
@@ -120,5 +120,5 @@ def test_near_misses(original, fragment):
 def test_weights_that_are_inputs():
   original = up(bias_shape=None)
   del original.graph.initializer[:]
-  original.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 6, 3, 3]))
+  original.graph.input.extend(value_infos("float[4,6,3,3] w"))
   run_same(original, FUSE_CONV, into="FusedConvTranspose")

@@ -1,8 +1,7 @@
-import onnx
 import pytest
 from layout_helpers import constant
 from onnx import helper
-from pass_helpers import all_attributes, lines, model, programs, run_pass, run_same, stays
+from pass_helpers import all_attributes, lines, model, programs, run_pass, run_same, stays, value_infos
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_LAYER_NORM, MATMUL_TO_CONV
 
@@ -94,7 +93,7 @@ def test_what_attention_reads_stays():
 
 def test_weights_that_a_caller_may_override():
   original = graph("y = MatMul(t, m)", constant("m", 4, 8))
-  original.graph.input.append(helper.make_tensor_value_info("m", onnx.TensorProto.FLOAT, [4, 8]))
+  original.graph.input.extend(value_infos("float[4,8] m"))
   stays(before(original), MATMUL_TO_CONV, "a caller may override 'm'")
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 from layout_helpers import constant
 from onnx import helper
-from onnx_models import add_weights, all_attributes, annotated, nodes_of, parsed
+from onnx_models import add_weights, all_attributes, annotated, nodes_of, parsed, value_infos
 from pass_helpers import assert_same_outputs, model, operators, parametrize, run_pass, run_same, stays
 
 from ortplugin.optimizer import PIPELINE
@@ -43,7 +43,7 @@ def test_what_is_pointwise_stays_with_its_layout():
   original = network(extra="z = Tanh(y)", outputs=", float[N,M,H,W] z")
   moved_image = run_pass(network(), FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_OUTPUT)[0]
   moved_image.graph.node.append(helper.make_node("Tanh", ["y"], ["z"], "tanh"))
-  moved_image.graph.output.append(helper.make_tensor_value_info("z", 1, ["N", "M", "H", "W"]))
+  moved_image.graph.output.extend(value_infos("float[N,M,H,W] z"))
   stays(moved_image, CONV_EPILOGUE)
   assert_same_outputs(original, moved_image)
 
@@ -59,7 +59,7 @@ def test_its_rows_are_no_channels():
   optimized, _ = run_pass(moved(network()), IMAGE_OUTPUT)
   optimized.graph.node.append(helper.make_node("MatMul", ["y", "m"], ["z"], "rows"))
   add_weights(optimized, m=np.ones((8, 2), np.float32))
-  optimized.graph.output.append(helper.make_tensor_value_info("z", 1, ["N", "M", "H", 2]))
+  optimized.graph.output.extend(value_infos("float[N,M,H,2] z"))
   stays(optimized, MATMUL_TO_CONV)
 
 

@@ -1,6 +1,17 @@
 import numpy as np
 import onnx
-from pass_helpers import assert_same_outputs, lines, model, operators, parametrize, programs, run_pass, run_same, stays
+from pass_helpers import (
+  assert_same_outputs,
+  lines,
+  model,
+  operators,
+  parametrize,
+  programs,
+  run_pass,
+  run_same,
+  stays,
+  value_infos,
+)
 
 from ortplugin.graph import import_model
 from ortplugin.optimizer import optimize
@@ -300,7 +311,7 @@ def test_an_overridable_epsilon_stays():
   assert len(run_pass(fixed, FUSE_LAYER_NORM)[1].changes) == 1
   overridable = onnx.ModelProto()
   overridable.CopyFrom(fixed)
-  overridable.graph.input.append(onnx.helper.make_tensor_value_info("epsilon", 1, []))
+  overridable.graph.input.extend(value_infos("float epsilon"))
   stays(overridable, FUSE_LAYER_NORM, "epsilon, 'epsilon', is no constant scalar")
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 import onnx
-from onnx_models import initializers
+from onnx_models import initializers, value_infos
 from pass_helpers import (
   add_weights,
   assert_same_outputs,
@@ -287,7 +287,7 @@ def test_data_that_is_an_initializer(overridable, rng):
   original = model("(float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
   add_weights(original, i=[[1]], d=rng.standard_normal((3, 4)).astype(np.float32))
   if overridable:
-    original.graph.input.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [3, 4]))
+    original.graph.input.extend(value_infos("float[3,4] d"))
   optimized, _ = run_same(original, UPDATE_SLICE, into="UpdateSlice")
   assert optimized.graph.initializer[1].name == "d" or "d" in [each.name for each in optimized.graph.initializer]
 
