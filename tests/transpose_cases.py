@@ -51,7 +51,6 @@ class Case:
 
 
 def check(case, output, x=None):
-  """AssertionError where the output is not the reference, in every bit."""
   (wanted,) = reference(case.node(), case.inputs() if x is None else [x])
   same_kind(case.name, output, wanted)
   np.testing.assert_array_equal(bits(output), bits(wanted), err_msg=case.name)

@@ -188,7 +188,6 @@ class Graph:
     return self.input(array) if self.chance(0.04) else self.constant(array)
 
   def ints(self, values):
-    """A constant vector of int64."""
     return self.constant(np.asarray(list(values), INT))
 
   def scalar(self, value, like=None):

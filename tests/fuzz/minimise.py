@@ -44,7 +44,6 @@ class Minimiser:
   # ---- the steps
 
   def _try(self, case):
-    """Takes the case if it is a finding of the same kind."""
     if case is None or time.monotonic() > self._end:
       return False
     found = self._probe(case)

@@ -84,8 +84,6 @@ def test_what_an_operator_made_finite_is_judged_on_finite_inputs(library, model,
 
 
 class Changed(Provider):
-  """Gives another number for an element of h, in every run."""
-
   def __init__(self, element, value):
     self.element, self.value = element, value
 

@@ -162,7 +162,6 @@ def test_nothing_is_left_behind(tmp_path):
 
 
 def test_it_ends_with_its_parent(tmp_path):
-  """Whatever it is at, as where the parent was killed."""
   saved(tmp_path, "hang", "bad.onnx")
   code = f"""
 import sys; sys.path[:] = {sys.path!r}

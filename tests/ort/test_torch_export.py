@@ -16,7 +16,6 @@ functional = torch.nn.functional
 
 
 def check(function, args, expected, tolerance=1e-4):
-  """Exports, counts our operators, compares with PyTorch before and after the optimizer."""
   wanted = function(*[each.detach().requires_grad_(each.is_floating_point()) for each in args])
   model = torch_export.export(function, args)
   assert Counter(node.op_type for node in model.graph.node if node.domain == "ortplugin") == expected

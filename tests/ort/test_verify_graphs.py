@@ -62,8 +62,6 @@ class Rounding:
 
 
 class Machine:
-  """What replaces the GPU: its faults, and what it was asked for."""
-
   def __init__(self, monkeypatch):
     self.spoil = no_fault
     self.refuse = lambda model: ""

@@ -35,7 +35,6 @@ OPERATORS = {each.name: each for each in (SCATTER_ND, SCATTER_ELEMENTS, UPDATE_S
 
 
 def fold(reduction, old, new):
-  """One step of the formula, on numbers of one dtype."""
   with np.errstate(all="ignore"):
     if reduction in ("add", "mul"):
       return old + new if reduction == "add" else old * new
@@ -312,7 +311,6 @@ def test_every_dtype_is_there():
 
 
 def test_the_forms_of_the_kernel_are_variants():
-  """All but the node's own."""
   for operator in (SCATTER_ND, SCATTER_ELEMENTS):
     for own in ("auto", "sorting"):
       found = [dict(each) for each in operator.variants(node_of(operator.name, algorithm=own))]

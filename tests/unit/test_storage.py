@@ -24,7 +24,6 @@ WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 
 
 def small_model(weight=WEIGHT, opset=17):
-  """y = x @ w + b with a weight of 4 kB."""
   return parsed(
     "small (float[n,32] x) => (y) { [matmul] m = MatMul(x, w)  [add] y = Add(m, b) }",
     opset,

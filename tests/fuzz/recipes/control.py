@@ -103,7 +103,6 @@ def scan(g):
 
 @glue(0.5)
 def sequences(g):
-  """A sequence that is made and taken apart at once."""
   x = g.pick(ranks=range(1, 5))
   if g.opset < 11:
     raise UnfitError("there are no sequences")

@@ -104,7 +104,6 @@ def inverted_bottleneck(g):
 
 @motif(1.5)
 def shuffle(g):
-  """A channel shuffle, with what a ShuffleNet has around it."""
   x = image(g, (4, 4, 3))
   channels = x.shape[1]
   groups = g.choice([d for d in range(1, channels + 1) if channels % d == 0])
@@ -115,7 +114,6 @@ def shuffle(g):
 
 @motif(2)
 def branches(g):
-  """Several convolutions and pools of one image, concatenated."""
   x = image(g)
   parts = [same_conv(g, x, g.choice([1, 2, 4]), g.choice([1, 3])) for _ in range(g.choice([1, 2, 2]))]
   if g.chance(0.4):

@@ -189,7 +189,6 @@ def softmax(g):
 
 
 def reduce(g, op, x, axes, keepdims=None):
-  """A reduction in the form of the opset."""
   if g.opset >= (13 if op == "ReduceSum" else 18):
     return g.op(op, x, None if axes is None else g.ints(axes), keepdims=keepdims)
   return g.op(op, x, axes=None if axes is None else list(axes), keepdims=keepdims)
@@ -250,7 +249,6 @@ def einsum(g):
 
 
 def resized(g, x):
-  """A Resize or Upsample of the places."""
   mode = g.choice(["nearest", "nearest", "linear", "linear", *(["cubic"] if g.opset >= 11 else [])])
   scales = np.asarray([1, 1, *(g.choice([1, 2, 2, 3, 0.5, 1.5]) for _ in range(x.rank - 2))], np.float32)
   if g.chance(0.6):

@@ -142,7 +142,6 @@ def slice_(g):
 
 
 def indices(g, size, shape, negative=True):
-  """Constant indices, or ones that the caller gives."""
   if not size:
     raise UnfitError("nothing to index")
   array = np.asarray(g.data.integers(0, size, shape), INT)

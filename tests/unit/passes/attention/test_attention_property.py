@@ -12,8 +12,6 @@ pytestmark = pytest.mark.usefixtures("in_float")
 
 
 class Builder:
-  """Collects nodes and inputs; every method returns a name."""
-
   def __init__(self):
     self.nodes = []
     self.inputs = {}

@@ -81,7 +81,6 @@ def test_what_follows_is_drawn_in(after, statements, group):
 
 
 def test_a_decoder_has_its_channels_last(rng):
-  """Two transposed convolutions in float16: a Transpose at either end of the region, none between."""
   first = up(("Relu",), dtype="float16", strides=[2, 2])
   first.graph.node[-1].output[0] = "middle"
   first.graph.node.append(helper.make_node("ConvTranspose", ["middle", "w2"], ["y"], "up2", strides=[2, 2]))

@@ -368,7 +368,6 @@ def star(count):
 
 
 def ladder(count):
-  """Two rails with rungs in both directions."""
   block = "p{i} = Neg(a{i})  q{i} = Softmax(b{i})  a{j} = Add(p{i}, q{i})  b{j} = Mul(q{i}, p{i})"
   return flat(repeated(range(count // 4), block), ["a0", "b0"], [f"a{count // 4}", f"b{count // 4}"])
 
