@@ -91,6 +91,7 @@ def check_decomposition(program, opset):
 
 
 def text_of(path):
+  """A file of the checkout: an installed package has no C++."""
   return (ROOT / path).read_text(encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ from .emulate import respelled
 
 
 def definite(model):
+  """The model in that form; None if nothing in it is open."""
   lengths = resizes.constant_lengths(model)
 
   def spell(node, dtype, name):

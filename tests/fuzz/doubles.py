@@ -29,6 +29,7 @@ from .evaluate import CONTRIB
 
 
 def in_double(model):
+  """The model with these operators in double throughout; the model itself if it has none of them in double."""
   if not any(_is_rough(node) for node in walk_nodes(model)):
     return model
   return respelled(model, _spell) or model

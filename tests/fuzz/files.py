@@ -387,6 +387,7 @@ def _child(source, target, errors, options):
 
 
 def run(seed, numbers, out=None, tell=lambda _: None):
+  """Runs the cases; returns (name of the model, outcome) by number. What fails is written to `out`."""
   found = {}
   with tempfile.TemporaryDirectory(prefix="ortplugin-fuzz-") as folder:
     for number in numbers:

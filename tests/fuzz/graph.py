@@ -97,6 +97,7 @@ class Graph:
     return self.rng.choice(list(options))
 
   def fresh(self, prefix="v"):
+    """A name that nothing has. The last step gives all values other names."""
     self._number += 1
     return f"{prefix}{self._number}"
 

@@ -130,6 +130,7 @@ def _unfit(stage, what):
 
 
 def environment():
+  """This process's, with its search path, so that both use the same ortplugin."""
   paths = [str(TESTS), *(path for path in sys.path if path)]
   return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 

@@ -116,6 +116,7 @@ def wrong_epilogues(wrong):
 
 
 def with_attributes(model, changes):
+  """The model, in whose only node attributes have other values; None leaves one out."""
   made = onnx.load_model_from_string(model)
   (node,) = made.graph.node
   kept = [each for each in node.attribute if each.name not in changes]

@@ -23,6 +23,7 @@ from ortplugin.optimizer import optimize
 
 
 def built(nodes, weights=None, opsets='"" : 17', ir=8, inputs="float[2,4] x", output="float[2,4] y"):
+  """Nodes that make t of x; then y = t + Exp(Neg(x)), for the optimizer to have work."""
   graph = f"accepted ({inputs}) => ({output}) {{ {nodes} neg = Neg(x) exp = Exp(neg) y = Add(t, exp) }}"
   model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{opsets}]> {graph}")
   add_weights(model, **{name: np.asarray(values, np.float32) for name, values in (weights or {}).items()})

@@ -45,6 +45,7 @@ def apart(model):
 
 
 def transposes(model):
+  """What makes the input of each Transpose, and what reads its output: operators, or 'graph'."""
   makers = {name: node.op_type for node in model.graph.node for name in node.output}
   readers = {name: node.op_type for node in reversed(model.graph.node) for name in node.input}
   moved = nodes_of(model, "Transpose")

@@ -133,6 +133,7 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(dtype, length):
 
 
 def test_an_input_that_is_read_again_is_kept():
+  """What a later node or the caller needs must survive a node that could write over it."""
   silu = node_of(typed(SILU, "float"), "silu")
   silu.input[0] = "h"
   nodes = [make_node("Neg", ["x"], ["h"]), silu, make_node("Add", ["h", "y"], ["z"])]

@@ -50,6 +50,7 @@ def timed(patch, seconds):
 
 
 def algorithm(candidate):
+  """'standard', or what the plugin's node says; 'auto' where it says nothing."""
   if candidate[-1].domain != "ortplugin":
     return "standard"
   return next((a.s.decode() for a in candidate[0].attribute if a.name == "algorithm"), "auto")

@@ -80,6 +80,7 @@ def test_shapes_that_are_partly_known():
 
 
 def node(**changes):
+  """A valid node but for the changes; None removes an attribute."""
   return changed(by_name["3x3, NCHW, float"].node(), changes)
 
 

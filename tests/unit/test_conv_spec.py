@@ -214,6 +214,7 @@ def without_a_tap(case):
 
 
 def rounded_value(case):
+  """As if the convolution's value were rounded before the epilogue."""
   x, w, bias = case.inputs()
   value = convolution(attributes_of(case.node()), x, w).astype(x.dtype)
   return [np.maximum(value + bias, 0).astype(x.dtype)]

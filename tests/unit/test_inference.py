@@ -25,6 +25,7 @@ INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 
 
 def model_of(nodes, x="float[1]", opset=18, functions="", **constants):
+  """Nodes that make y of x and of constants; functions are of the domain 'mine'."""
   weights = {name: np.asarray(value) for name, value in constants.items()}
   domains = ["mine"] if functions else []
   return parsed(f"({x} x) => (float[?] y) {{ {nodes} }} {functions}", opset, domains=domains, weights=weights)

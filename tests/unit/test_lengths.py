@@ -15,6 +15,7 @@ PARTS = (
 
 
 def scope_of(nodes):
+  """The scope of a graph of x, z, w and q, and its tensors by name, which know no more than their rank."""
   graph = import_model(
     parsed(
       f"""(float[a,b,8] x, float[c,8] z, float[8,6] w, float[d,1,8] q) => (float y) <{CONSTANTS}> {{ {nodes} }}""",

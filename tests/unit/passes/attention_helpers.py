@@ -24,6 +24,7 @@ def graph(nodes, inputs, y="float[2,5,32] y", constants="", opset=18):
 
 
 def feeds(original, scale=1.0, rng=None, **lengths):
+  """Values for every input, not so large that one score outweighs all others."""
   found = {}
   rng = rng or seeded(original)
   given = {each.name for each in original.graph.initializer}

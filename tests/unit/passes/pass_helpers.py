@@ -29,6 +29,7 @@ def tries(count):
 
 
 def model(graph, opset=17, contrib=False, ir=8):
+  """A model of text, as of `parsed`."""
   return parsed(graph, opset, ir, domains=["com.microsoft"] if contrib else ())
 
 
@@ -129,6 +130,7 @@ def _restore(graph, opset):
 
 
 def operators(model):
+  """The operators in order, Constants left out."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
   return [node.op_type for node in graph.node if node.op_type != "Constant"]
 
@@ -171,7 +173,7 @@ def run(model, feeds):
   return session.run(None, dict(feeds))
 
 
-def assert_same_outputs(original, optimized, precision="", rng=None, **lengths):
+def same_outputs(original, optimized, precision="", rng=None, **lengths):
   """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
   feeds = random_feeds(original, rng or seeded(original), **lengths)
   for info, expected, found in zip(
@@ -196,7 +198,7 @@ def run_same(
   """`run_pass`, on `start` if it is not the original, after which the original's outputs are the same."""
   original = _model_of(original)
   optimized, result = run_pass(start or original, *passes, limit=limit, into=into, program=program, changes=changes)
-  assert_same_outputs(original, optimized, precision, rng, **lengths)
+  same_outputs(original, optimized, precision, rng, **lengths)
   return optimized, result
 
 

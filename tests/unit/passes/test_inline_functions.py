@@ -3,7 +3,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
-from pass_helpers import assert_same_outputs, operators, parametrize
+from pass_helpers import operators, parametrize, same_outputs
 
 from ortplugin import optimize
 from ortplugin.errors import ModelError
@@ -46,7 +46,7 @@ def test_nested_calls_in_bodies_too():
   assert not result.functions
   assert {node.domain for node in result.graph.node} == {""}
   assert original.SerializeToString() == before
-  assert_same_outputs(original, result)
+  same_outputs(original, result)
 
 
 def test_passes_see_their_operators():
@@ -58,7 +58,7 @@ def test_passes_see_their_operators():
   assert not optimized.functions
   assert "local::norm" in report.before
   assert "local::norm" not in report.after
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_nothing_to_rewrite_leaves_calls():
@@ -85,7 +85,7 @@ def test_versions_and_domains_of_functions():
   assert calls == {"local::root": 1, "local::gelu": 1}
   assert not misses
   assert operators(result) == ["Mul", "Sqrt", "Gelu"]
-  assert_same_outputs(original, result)
+  same_outputs(original, result)
 
 
 def test_inputs_that_a_call_leaves_out():
@@ -96,7 +96,7 @@ def test_inputs_that_a_call_leaves_out():
   )
   result, _, misses = inline_functions(original)
   assert not misses
-  assert_same_outputs(original, result)
+  same_outputs(original, result)
 
 
 OTHER = '"" : 17, "local" : 1, "ai.onnx.ml" : 3'
@@ -145,7 +145,7 @@ def test_near_misses(name):
   optimized, report = optimize(original, verify=True)
   assert report.passed
   assert set(misses) <= set(report.near_misses)
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_training_information_keeps_functions():
@@ -177,7 +177,7 @@ def test_names_that_a_model_describes_but_does_not_make():
     original.graph.value_info.append(helper.make_tensor_value_info(name, 7 if name == invented else 1, [2, 8]))
   result, _, _ = inline_functions(original)
   assert [each.name for each in result.graph.value_info] == ["y"]
-  assert_same_outputs(original, result)
+  same_outputs(original, result)
 
 
 def test_functions_that_can_be_skipped():
@@ -246,4 +246,4 @@ def test_large_weights_stay_where_they_are(overridable, rng):
   assert calls == {"local::scale": 1}
   assert list(result.graph.input) == inputs
   assert list(result.graph.initializer) == [weights]
-  assert_same_outputs(original, result)
+  same_outputs(original, result)

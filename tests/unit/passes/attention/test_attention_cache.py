@@ -196,6 +196,7 @@ def test_what_stays(reason):
 
 
 def test_a_concat_of_heads_is_no_cache():
+  """Joined along another axis than the rows."""
   joined = JOIN.replace("axis=-2", "axis=1").replace("axis=2", "axis=1") + "q2 = Concat<axis=1>(q, q)  "
   nodes = HEADS + SPLIT + joined + PLAIN.replace("MatMul(q,", "MatMul(q2,").replace("{2,3,32}", "{2,3,64}")
   fused, _ = run_pass(graph(

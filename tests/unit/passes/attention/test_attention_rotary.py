@@ -51,6 +51,7 @@ GPT_J = (
 
 
 def tables(*shape, doubled="", dtype="float32"):
+  """cos and sin, `doubled`: as halves or neighbours."""
   angles = np.random.default_rng(3).uniform(-4, 4, shape)
   if doubled:
     angles = np.concatenate([angles, angles], -1) if doubled == "half" else np.repeat(angles, 2, -1)

@@ -1,6 +1,5 @@
 from layout_helpers import FP16, SAME, W, constant
 from pass_helpers import (
-  assert_same_outputs,
   lines,
   model,
   operators,
@@ -9,6 +8,7 @@ from pass_helpers import (
   reasons,
   run_pass,
   run_same,
+  same_outputs,
   stays,
 )
 
@@ -79,6 +79,7 @@ def test_what_was_fused_before_is_drawn_in():
 
 
 def test_an_operand_that_is_made_later():
+  """The convolution moves behind what its program reads."""
   fuse(model(graph("a = Softmax(r)  y = Add(a, c)", "", ", float[N,4,5,6] r")), into="Softmax FusedConv")
 
 
@@ -192,7 +193,7 @@ def test_residuals_of_lengths_without_a_name(nodes, fused):
   optimized, result = run_pass(run_pass(text, FUSE_CONV)[0], CONV_EPILOGUE)
   left = [each for each in operators(optimized) if each in ("Add", "Relu")]
   if fused:
-    assert_same_outputs(model(text), optimized)
+    same_outputs(model(text), optimized)
     assert operators(optimized).count("FusedConv") == fused
     assert not left
   else:
@@ -202,6 +203,7 @@ def test_residuals_of_lengths_without_a_name(nodes, fused):
 
 @parametrize("size, fused", [("H,V", False), ("H,W", True)])
 def test_images_that_are_read_with_channels_first(size, fused):
+  """Their lengths stand elsewhere than the results'."""
   text = f"""(float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
     c = Conv<strides=[2,2]>(x, w)  d = Conv<strides=[2,2]>(z, w)  y = Add(c, d) }}"""
   before, _ = run_pass(text, FUSE_CONV, CHANNELS_LAST_ALWAYS)
@@ -241,4 +243,5 @@ def test_more_operands_than_a_program_has():
   [("a = Relu(c)  y = Neg(c)", "FusedConv Relu Neg"), ("y = Neg(c)  a = Relu(y)  b = Tanh(a)", "FusedConv Relu Tanh")],
 )
 def test_what_nothing_reads_is_no_part_of_a_program(nodes, before):
+  """As without dead-nodes, which takes such operators away."""
   fuse(model(graph(nodes)), into=before)

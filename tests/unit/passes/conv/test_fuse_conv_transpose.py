@@ -1,7 +1,7 @@
 import numpy as np
 from onnx import helper
 from onnx_models import add_weights, all_attributes, built, value_infos
-from pass_helpers import assert_same_outputs, lines, model, operators, parametrize, programs, run_same, stays
+from pass_helpers import lines, model, operators, parametrize, programs, run_same, same_outputs, stays
 
 from ortplugin.optimizer import PIPELINE, run_passes, select_passes
 from ortplugin.optimizer.pipeline import FUSE_CONV
@@ -77,7 +77,7 @@ def test_what_follows_is_drawn_in(after, statements, group):
   optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
   assert operators(optimized) == ["FusedConvTranspose"]
   assert [lines(each) for each in programs(optimized)] == [statements]
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_a_decoder_has_its_channels_last(rng):
@@ -89,7 +89,7 @@ def test_a_decoder_has_its_channels_last(rng):
   assert operators(optimized) == ["FusedTranspose", "FusedConvTranspose", "FusedConvTranspose", "FusedTranspose"]
   layouts = [helper.get_attribute_value(a) for n in optimized.graph.node for a in n.attribute if a.name == "layout"]
   assert layouts == [b"NHWC", b"NHWC"]
-  assert_same_outputs(first, optimized)
+  same_outputs(first, optimized)
 
 
 def test_resize_before_a_conv_is_left_alone():
@@ -99,7 +99,7 @@ def test_resize_before_a_conv_is_left_alone():
   optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
   assert operators(optimized)[-1] == "FusedConv"
   assert "FusedConvTranspose" not in operators(optimized)
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 @parametrize(

@@ -1,5 +1,5 @@
 from layout_helpers import constant, graph
-from pass_helpers import assert_same_outputs, lines, model, operators, parametrize, programs, run_pass, run_same, stays
+from pass_helpers import lines, model, operators, parametrize, programs, run_pass, run_same, same_outputs, stays
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, GEMM_TO_CONV
 
@@ -54,7 +54,7 @@ def test_two_layers(activation, count):
   fused = [each for each in operators(optimized) if each not in ("Flatten", "Reshape")]
   assert fused == ["Transpose", "FusedConv", "FusedPool", "FusedConv", "FusedConv"]
   assert [len(lines(each)) for each in programs(optimized)] == [0, count, 0]
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_an_operand_with_a_batch_ends_the_chain():

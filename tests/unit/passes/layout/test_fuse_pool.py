@@ -76,6 +76,7 @@ def test_a_kernel_larger_than_the_padded_image(rows, attributes, opset, fused):
 @parametrize("kernel, stride, fused", [(1, 4, False), (1, 3, False), (2, 3, True), (1, 2, True)])
 @parametrize("size", [3, 4, 5, 6, 7, 8])
 def test_windows_that_skip_elements(pad, kernel, stride, fused, size):
+  """Of which ONNX Runtime may skip some before the first window."""
   attributes = f'kernel_shape = [{kernel}, 1], strides = [{stride}, 1], auto_pad = "{pad}", count_include_pad = 1'
   nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
   optimized, _ = change(model(f"(float[N,4,{size},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", 22))
@@ -101,8 +102,6 @@ def test_no_channels_stay_as_they_are():
   """To a Reshape 0 is no length."""
   nodes = f"c = {SAME}(x, none)  y = ReduceMax<axes=[2,3], keepdims=0>(c)"
   optimized, _ = run_pass(
-    f"(float[N,4,5,6] x) => (float[N,0] y) <float[0,4,3,3] none = {{}}> {{ {nodes} }}",
-    FUSE_CONV,
-    CHANNELS_LAST_ALWAYS,
+    f"(float[N,4,5,6] x) => (float[N,0] y) <float[0,4,3,3] none = {{}}> {{ {nodes} }}", FUSE_CONV, CHANNELS_LAST_ALWAYS
   )
   assert "ReduceMax" in operators(optimized)

@@ -6,6 +6,7 @@ from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, IMAGE_
 
 
 def network(channels=3, extra="", outputs="", rank=4):
+  """A convolution of an image; `moved` puts its channels last, behind a Transpose."""
   sizes = "9,8" if rank == 4 else "9"
   return model(f"""(float[N,{channels},{sizes}] x) => (float[N,8,{"7,6" if rank == 4 else "7"}] y{outputs})
     <{constant("w", 8, channels, *[3] * (rank - 2))}> {{ y = Conv(x, w)  {extra} }}""")

@@ -2,7 +2,7 @@ import numpy as np
 from layout_helpers import constant
 from onnx import helper
 from onnx_models import add_weights, all_attributes, annotated, nodes_of, parsed, value_infos
-from pass_helpers import assert_same_outputs, model, operators, parametrize, run_pass, run_same, stays
+from pass_helpers import model, operators, parametrize, run_pass, run_same, same_outputs, stays
 
 from ortplugin.optimizer import PIPELINE
 from ortplugin.optimizer.pipeline import (
@@ -18,6 +18,7 @@ UP = "strides = [2, 2], pads = [1, 1, 1, 1]"
 
 
 def network(filters=3, channels=8, attributes=UP, extra="", outputs="", size="5,4", kernel=(4, 4)):
+  """A transposed convolution that makes an image; `moved` puts its channels last, before a Transpose."""
   return model(f"""(float[N,{channels},{size}] x) => (float[N,M,H,W] y{outputs})
     <{constant("w", channels, filters, *kernel)}>
     {{ y = ConvTranspose<{attributes}>(x, w)  {extra} }}""")
@@ -45,7 +46,7 @@ def test_what_is_pointwise_stays_with_its_layout():
   moved_image.graph.node.append(helper.make_node("Tanh", ["y"], ["z"], "tanh"))
   moved_image.graph.output.extend(value_infos("float[N,M,H,W] z"))
   stays(moved_image, CONV_EPILOGUE)
-  assert_same_outputs(original, moved_image)
+  same_outputs(original, moved_image)
 
 
 def test_the_whole_pipeline_keeps_it():
@@ -115,8 +116,8 @@ def test_an_invalid_node_stays():
 
 
 def test_double_stays():
+  """For which there is no kernel of ours."""
   original = parsed(
-    "(double[N,8,?,?] x) => (double[N,3,?,?] y) { [up] y = ConvTranspose(x, w) }",
-    weights={"w": np.ones((8, 3, 4, 4))},
+    "(double[N,8,?,?] x) => (double[N,3,?,?] y) { [up] y = ConvTranspose(x, w) }", weights={"w": np.ones((8, 3, 4, 4))}
   )
   stays(moved(original), IMAGE_OUTPUT, "its dtype is double")

@@ -131,6 +131,7 @@ def test_a_slice_with_a_step_and_a_transpose_that_remains():
 
 
 def test_only_what_is_read_is_transposed():
+  """SAM's positions are of Q alone, K and V are read as they lie."""
   steps = QKV + "s = Slice(a, one, two, first)  v = Squeeze(s, first)  y = Neg(v)"
   run_same(chain("2,5,3,4,6", steps, 4), TRANSPOSE_VIEWS, into="Slice Transpose Squeeze Neg")
 

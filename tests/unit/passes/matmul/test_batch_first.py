@@ -1,5 +1,5 @@
 from matmul_helpers import weighted
-from pass_helpers import assert_same_outputs, operators, parametrize, run_pass, stays
+from pass_helpers import operators, parametrize, run_pass, same_outputs, stays
 
 from ortplugin.optimizer.pipeline import (
   BATCH_FIRST,
@@ -67,7 +67,7 @@ def test_batch_first(case):
   assert "Transpose" not in operators(optimized)
   assert "Reshape" not in operators(optimized)
   assert (layouts(optimized)[0], layouts(optimized)[3]) == (layout, "b s (h d)")
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_a_residual_sum_joins_then():
@@ -77,7 +77,7 @@ def test_a_residual_sum_joins_then():
     MATMUL_EPILOGUE,
     into=["FusedMatMul", "FusedAttention", "FusedMatMul", "Softmax"],
   )
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 STAY = {
@@ -97,7 +97,7 @@ def test_one_side_stays(what):
   before, _ = run_pass(original, *BEFORE)
   optimized, _ = run_pass(before, BATCH_FIRST)
   assert operators(optimized).count("Transpose") == left
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_channels_that_move_stay():

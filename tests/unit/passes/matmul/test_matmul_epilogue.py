@@ -1,6 +1,6 @@
 import numpy as np
 from matmul_helpers import inputs_of, weighted
-from pass_helpers import add_weights, assert_same_outputs, lines, operators, parametrize, programs, run_pass, stays
+from pass_helpers import add_weights, lines, operators, parametrize, programs, run_pass, same_outputs, stays
 
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, MATMUL_EPILOGUE, MATMUL_TO_FUSED, NORM_PROLOGUE
 
@@ -44,14 +44,14 @@ def test_chains(nodes, expected):
   assert [each.split("(")[0] for each in found] == [each.split("(")[0] for each in expected]
   if "Erf" not in nodes:
     assert found == expected
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_a_cast_to_float_is_the_result():
   original = graph("a = Add(c, b)  y = Cast<to=1>(a)", "float[N,M,8] y")
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedMatMul"]
-  assert_same_outputs(original, optimized, "float16")
+  same_outputs(original, optimized, "float16")
 
 
 def test_a_gate():
@@ -60,7 +60,7 @@ def test_a_gate():
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedMatMul", "FusedMatMul"]
   assert [lines(each)[-1] for each in programs(optimized)] == ["y = Mul(c, sigmoid)", "y = Mul(residual, c)"]
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_the_later_of_two_products_takes_their_sum():
@@ -68,7 +68,7 @@ def test_the_later_of_two_products_takes_their_sum():
   optimized, _ = fuse(original)
   assert inputs_of(optimized)[1][2:] == ["a"]
   assert [lines(each) for each in programs(optimized)] == [["y = Relu(c)"], ["y = Add(residual, c)"]]
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_what_others_need_is_a_result_too():
@@ -77,7 +77,7 @@ def test_what_others_need_is_a_result_too():
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedMatMul", "Softmax", "Softmax"]
   assert list(optimized.graph.node[0].output) == ["a", "d"]
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_what_only_a_pointwise_operator_outside_reads_is_computed_there():
@@ -87,7 +87,7 @@ def test_what_only_a_pointwise_operator_outside_reads_is_computed_there():
   assert list(optimized.graph.node[0].output) in (["c", "e"], ["c"])
   assert "d" not in optimized.graph.node[0].output
   assert any("depends on the product" in each.reason for each in result.near_misses)
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_what_only_a_sum_outside_reads_is_computed_there():
@@ -98,7 +98,7 @@ def test_what_only_a_sum_outside_reads_is_computed_there():
   )
   optimized, _ = fuse(original)
   assert lines(programs(optimized)[0]) == ["y = Add(c, bias)"]
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum():
@@ -107,7 +107,7 @@ def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum():
   optimized, result = run_pass(optimized, NORM_PROLOGUE, into=["FusedMatMul", "FusedLayerNorm", "FusedMatMul"])
   assert not result.changes
   assert [list(node.output) for node in optimized.graph.node] == [["h"], ["n"], ["y"]]
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_a_cast_that_only_a_norm_reads_is_the_norms():
@@ -118,7 +118,7 @@ def test_a_cast_that_only_a_norm_reads_is_the_norms():
   optimized, _ = fuse(original)
   assert list(optimized.graph.node[0].output) == ["h"]
   optimized, _ = run_pass(optimized, NORM_PROLOGUE, into=["FusedMatMul", "FusedLayerNorm", "Cast", "FusedMatMul"])
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 @parametrize(
@@ -146,4 +146,4 @@ def test_lengths_that_come_from_one_shape():
   original = weighted(text, {"w": (8, 8)})
   optimized, _ = fuse(original)
   assert operators(optimized)[-1] == "FusedMatMul"
-  assert_same_outputs(original, optimized, a=3)
+  same_outputs(original, optimized, a=3)

@@ -178,6 +178,7 @@ def unchanged_epilogue(text, *fragments, **options):
 
 
 def test_a_cycle_stays():
+  """The other operand is computed from the norm."""
   unchanged_epilogue(graph("p = Softmax(n)  y = Add(n, p)"), "'p', which it also reads, depends on the norm")
 
 

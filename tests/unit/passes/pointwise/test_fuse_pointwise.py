@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, strategies as st
 from pass_helpers import (
   annotated,
-  assert_same_outputs,
   lines,
   model,
   operators,
@@ -15,6 +14,7 @@ from pass_helpers import (
   reasons,
   run_pass,
   run_same,
+  same_outputs,
   stays,
   tries,
 )
@@ -116,7 +116,7 @@ def test_operators_of_every_kind(opset, nodes, ops):
   optimized, _ = run_pass(original, FUSE_POINTWISE, into="FusedPointwise")
   assert [each.op for each in parse(programs(optimized)[0]).statements] == ops
   if "Cast<to=7>" not in nodes and "Pow" not in nodes:
-    assert_same_outputs(original, optimized, "float16" if "to = 10" in nodes else "")
+    same_outputs(original, optimized, "float16" if "to = 10" in nodes else "")
 
 
 def test_activations_of_onnx_runtime():
@@ -443,7 +443,7 @@ def test_the_same_outputs(original, seed):
     models.append(run_pass(original, FUSE_POINTWISE, limit=seed % len(result.changes))[0])
   for each in models:
     for lengths in ({}, {"N": 1, "M": 1}):
-      assert_same_outputs(original, each, rng=np.random.default_rng(seed), precision="float16", **lengths)
+      same_outputs(original, each, rng=np.random.default_rng(seed), precision="float16", **lengths)
   again, _ = run_pass(original, FUSE_POINTWISE)
   assert again == optimized
 

@@ -3,7 +3,6 @@ import onnx
 from onnx_models import initializers, value_infos
 from pass_helpers import (
   add_weights,
-  assert_same_outputs,
   assert_same_values,
   model,
   operators,
@@ -13,6 +12,7 @@ from pass_helpers import (
   run,
   run_pass,
   run_same,
+  same_outputs,
   stays,
 )
 
@@ -37,6 +37,7 @@ def elements(indices, axis=0, **given):
 
 
 def slices(model):
+  """axes, constant starts and steps of each UpdateSlice."""
   given = initializers(model)
   found = []
   for node in model.graph.node:
@@ -221,7 +222,7 @@ def test_a_grid_of_ranges(steps, axes):
   if "minus" in steps:
     assert "start or limit of 'i' (Range) may be negative" in result.near_misses[0].reason
   for past in (0, 1, 3):
-    assert_same_outputs(original, optimized, k=2, past=past)
+    same_outputs(original, optimized, k=2, past=past)
 
 
 def test_a_start_that_may_be_negative_stays():
@@ -294,7 +295,7 @@ def test_data_that_is_an_initializer(overridable, rng):
 
 def test_data_without_elements():
   original = scatter([[1]], data="float[3,0]", updates="float[1,0]")
-  assert_same_outputs(original, run_pass(original, UPDATE_SLICE)[0])
+  same_outputs(original, run_pass(original, UPDATE_SLICE)[0])
 
 
 def test_the_result_has_a_known_shape():
