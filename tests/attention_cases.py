@@ -177,7 +177,7 @@ def case_of(
 
 
 def check(case, found, unit=None, inputs=None):
-  """Compares the outputs with the reference; AssertionError says where they differ.
+  """Compares the outputs with the reference.
 
   Shape and dtype are equal, so are the masks of NaN. Otherwise
 

@@ -291,7 +291,7 @@ def check_results(case, outputs, expected):
 
 
 def compare(where, got, wanted, wide, slack, unit=None, *, exact=False):
-  """Compares one output with the reference; AssertionError says where they differ.
+  """Compares one output with the reference.
 
   Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers, and the
   bits of all but NaN where they must be `exact`. Otherwise

@@ -72,7 +72,7 @@ UNITS = 6.0
 
 
 def check(case, output, unit=None, x=None):
-  """Compares a kernel's output with the reference; AssertionError says where they differ.
+  """Compares a kernel's output with the reference.
 
   Shape and dtype are equal, so are the masks of NaN and the signed infinities. Maxima and nearest elements are equal,
   but for the sign of a zero. Otherwise

@@ -120,7 +120,7 @@ def expect(case, inputs=None, skip_invalid=False):
 
 
 def check(case, output, expected=None):
-  """Compares a kernel's output with the reference; AssertionError says where they differ.
+  """Compares a kernel's output with the reference.
 
   Shape, dtype and bits are equal; only where a sum or product is NaN, any NaN will do.
   """

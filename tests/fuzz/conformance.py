@@ -11,7 +11,6 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import make_node
 
 from .generate import Case
-from .worker import Worker
+from .worker import Worker, in_parallel
 
 # What waits to be mended: a variant's case and why.
 OPEN = {}
@@ -199,9 +198,7 @@ def judge_all(cases, jobs=2):
     finally:
       worker.close()
 
-  with ThreadPoolExecutor(jobs) as pool:
-    for future in [pool.submit(work) for _ in range(jobs)]:
-      future.result()
+  in_parallel(jobs, work)
   return verdicts
 
 

@@ -12,7 +12,6 @@ import importlib.util
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,7 +146,7 @@ class _Finder:
 
 def graphs_needed(name, graphs, jobs, first=0):
   """(how many graphs it took to find the mistake, as what); None if `graphs` were not enough."""
-  from .worker import Worker
+  from .worker import Worker, in_parallel
 
   found = []
   seeds, lock = iter(range(first, first + graphs)), threading.Lock()
@@ -170,9 +169,7 @@ def graphs_needed(name, graphs, jobs, first=0):
       worker.close()
       clean.close()
 
-  with ThreadPoolExecutor(jobs) as pool:
-    for future in [pool.submit(work) for _ in range(jobs)]:
-      future.result()
+  in_parallel(jobs, work)
   return min(found, default=None)
 
 

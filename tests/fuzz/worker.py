@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +128,13 @@ def _unfit(stage, what):
   if stage.startswith(ORIGINAL):
     return Verdict("unfit", f"{stage}: {what}")
   return Verdict("unfit", f"{ALONE}: {what} in '{stage}'") if stage in BEFORE else None
+
+
+def in_parallel(jobs, work):
+  """Does the work in so many threads; raises what one of them raised."""
+  with ThreadPoolExecutor(jobs) as pool:
+    for future in [pool.submit(work) for _ in range(jobs)]:
+      future.result()
 
 
 def environment():

@@ -1,6 +1,5 @@
-import pytest
 from attention_helpers import attentions, attributes
-from pass_helpers import model, operators, restore, run_pass, run_same
+from pass_helpers import model, operators, parametrize, restore, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ATTENTION_VIEWS
 
@@ -22,7 +21,7 @@ def packed(order):
   return "".join(f', {name}_layout = "b ({order.format(at)} d) s"' for at, name in enumerate("qkv"))
 
 
-@pytest.mark.parametrize("order", ["{}/3 h", "h {}/3"])
+@parametrize("order", ["{}/3 h", "h {}/3"])
 def test_an_image_of_channels_last(order):
   """As botnet and coatnet: one 1x1 convolution makes Q, K and V; the pixels are one axis for attention alone."""
   nodes = f"""c = Transpose<0,3,1,2>(x)  flat = {{2,24,15}}

@@ -1,7 +1,6 @@
-import pytest
 from layout_helpers import constant
 from onnx import helper
-from pass_helpers import all_attributes, lines, model, programs, run_pass, run_same, stays, value_infos
+from pass_helpers import all_attributes, lines, model, parametrize, programs, run_pass, run_same, stays, value_infos
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_LAYER_NORM, MATMUL_TO_CONV
 
@@ -20,9 +19,7 @@ def before(original):
 
 def test_next_to_a_convolution():
   original = graph("y = MatMul(t, m)", constant("m", 4, 8))
-  optimized, result = run_same(
-    original, MATMUL_TO_CONV, start=before(original), into=["Transpose", "FusedConv", "FusedConv"]
-  )
+  optimized, result = run_same(original, MATMUL_TO_CONV, start=before(original), into="Transpose FusedConv FusedConv")
   attributes = all_attributes(optimized.graph.node[-1])
   assert attributes.pop("program")
   assert attributes == {"layout": b"NHWC", "kernel_shape": [1, 1]}
@@ -50,12 +47,12 @@ def test_a_block_of_convnext():
     MATMUL_TO_CONV,
     CONV_EPILOGUE,
     start=before(original),
-    into=["Transpose", "FusedConv", "FusedLayerNorm", "FusedConv", "FusedConv", "Transpose"],
+    into="Transpose FusedConv FusedLayerNorm FusedConv FusedConv Transpose",
   )
   assert [len(lines(each)) for each in programs(optimized)] == [0, 3, 6, 3]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "original, fragments",
   [
     (graph("y = MatMul(t, m)", "", ", float[4,8] m"), ["'m' is no constant of two dimensions"]),
@@ -86,7 +83,7 @@ def test_what_attention_reads_stays():
   run_pass(
     before(original),
     MATMUL_TO_CONV,
-    into=["Transpose", "FusedConv", "MatMul", "Add", "FusedAttention", "FusedConv"],
+    into="Transpose FusedConv MatMul Add FusedAttention FusedConv",
     changes=1,
   )
 

@@ -144,37 +144,37 @@ def half_original():
 @parametrize(
   "nodes, expected",
   [
-    ("last = Relu(c)", ["Relu"]),
-    ("last = Mul(c, per_channel)", ["Mul"]),
-    ("last = Add(full, c)", ["Add"]),
-    ("last = Mul(c, row)", ["Mul"]),
-    ("last = Mul(c, number)", ["Mul"]),
-    ("last = Add(c, x)", ["Add"]),
-    ("a = Sigmoid(c)  last = Mul(a, c)", ["Sigmoid", "Mul"]),
-    ("last = PRelu(c, per_channel)", ["PRelu"]),
-    ("last = Clip(c, zero, six)", ["Clip"]),
-    ("a = Cast<to=11>(c)  last = Cast<to=1>(a)", ["Cast", "Cast"]),
-    ("a = Less(c, x)  last = Where(a, c, x)", ["Less", "Where"]),
-    ("a, mask = Dropout(c)  b = Cast<to=1>(mask)  last = Mul(a, b)", ["Dropout", "Cast", "Mul"]),
-    ("last = Sum(c, x, c)", ["Sum"]),
-    ("a = Concat<axis=1>(c, x)  last = Slice(a, two, six_i, one)", ["Concat", "Slice"]),
-    ("a = Concat<axis=-2>(c, c, pixel)  last = Relu(a)", ["Concat", "Relu"]),
-    ("a, b = Split<axis=1>(c, halves)  last = Concat<axis=1>(b, a)", ["Split", "Concat"]),
-    ("a = Slice(c, zeros, ends)  last = Relu(a)", ["Slice", "Relu"]),
-    ("a = Slice(c, zeros2, ends2, minus, steps)  last = Relu(a)", ["Slice", "Relu"]),
-    ("last = Pad(c, pads)", ["Pad"]),
-    ('last = Pad<mode="reflect">(c, pads)', ["Pad"]),
-    ("last = Pad(c, pads, number)", ["Pad"]),
-    ("last = Softmax<axis=1>(c)", ["Softmax"]),
-    ("last = LogSoftmax<axis=-1>(c)", ["LogSoftmax"]),
-    ("last = Gather<axis=1>(c, order)", ["Gather"]),
-    ("a = ReduceMean<axes=[1]>(c)  last = Sub(c, a)", ["ReduceMean", "Sub"]),
-    ("a = ReduceMax<axes=[-1,1]>(c)  last = Sub(c, a)", ["ReduceMax", "Sub"]),
-    ("a = ReduceSum(c, spatial)  last = Sub(c, a)", ["ReduceSum", "Sub"]),
-    ("a = ArgMax<axis=1>(c)  b = Cast<to=1>(a)  last = Mul(c, b)", ["ArgMax", "Cast", "Mul"]),
-    ("last = Transpose<0,1,3,2>(c)", ["Transpose"]),
-    ("a = Reshape<allowzero=1>(c, flat)  last = Reshape(a, parted)", ["Reshape", "Reshape"]),
-    ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", ["Reshape", "Sigmoid", "Reshape"]),
+    ("last = Relu(c)", "Relu"),
+    ("last = Mul(c, per_channel)", "Mul"),
+    ("last = Add(full, c)", "Add"),
+    ("last = Mul(c, row)", "Mul"),
+    ("last = Mul(c, number)", "Mul"),
+    ("last = Add(c, x)", "Add"),
+    ("a = Sigmoid(c)  last = Mul(a, c)", "Sigmoid Mul"),
+    ("last = PRelu(c, per_channel)", "PRelu"),
+    ("last = Clip(c, zero, six)", "Clip"),
+    ("a = Cast<to=11>(c)  last = Cast<to=1>(a)", "Cast Cast"),
+    ("a = Less(c, x)  last = Where(a, c, x)", "Less Where"),
+    ("a, mask = Dropout(c)  b = Cast<to=1>(mask)  last = Mul(a, b)", "Dropout Cast Mul"),
+    ("last = Sum(c, x, c)", "Sum"),
+    ("a = Concat<axis=1>(c, x)  last = Slice(a, two, six_i, one)", "Concat Slice"),
+    ("a = Concat<axis=-2>(c, c, pixel)  last = Relu(a)", "Concat Relu"),
+    ("a, b = Split<axis=1>(c, halves)  last = Concat<axis=1>(b, a)", "Split Concat"),
+    ("a = Slice(c, zeros, ends)  last = Relu(a)", "Slice Relu"),
+    ("a = Slice(c, zeros2, ends2, minus, steps)  last = Relu(a)", "Slice Relu"),
+    ("last = Pad(c, pads)", "Pad"),
+    ('last = Pad<mode="reflect">(c, pads)', "Pad"),
+    ("last = Pad(c, pads, number)", "Pad"),
+    ("last = Softmax<axis=1>(c)", "Softmax"),
+    ("last = LogSoftmax<axis=-1>(c)", "LogSoftmax"),
+    ("last = Gather<axis=1>(c, order)", "Gather"),
+    ("a = ReduceMean<axes=[1]>(c)  last = Sub(c, a)", "ReduceMean Sub"),
+    ("a = ReduceMax<axes=[-1,1]>(c)  last = Sub(c, a)", "ReduceMax Sub"),
+    ("a = ReduceSum(c, spatial)  last = Sub(c, a)", "ReduceSum Sub"),
+    ("a = ArgMax<axis=1>(c)  b = Cast<to=1>(a)  last = Mul(c, b)", "ArgMax Cast Mul"),
+    ("last = Transpose<0,1,3,2>(c)", "Transpose"),
+    ("a = Reshape<allowzero=1>(c, flat)  last = Reshape(a, parted)", "Reshape Reshape"),
+    ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", "Reshape Sigmoid Reshape"),
   ],
 )
 def test_what_works_in_either_order(nodes, expected):
@@ -189,26 +189,26 @@ def test_what_works_in_either_order(nodes, expected):
   used = [each.strip() for each in split(constants) if f"{each.split('=')[0].split()[-1]}" in tokens(nodes)]
   original = between(nodes, ", ".join(used)) if "pixel" not in nodes else between_one(nodes, ", ".join(used))
   optimized, _ = change(original)
-  assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
+  assert inner(optimized) == ["FusedConv", *expected.split(), "FusedConv"]
 
 
 @parametrize(
   "opset, nodes, constants, expected",
   [
-    (18, "a = ReduceMax(c, i)  last = Sub(c, a)", "int64[1] i = {1}", ["ReduceMax", "Sub"]),
-    (18, "last = Pad(c, p, , i)", "int64[4] p = {1,2,0,1}, int64[2] i = {-1,2}", ["Pad"]),
-    (18, "a, b = Split<axis=-3, num_outputs=2>(c)  last = Concat<axis=-3>(b, a)", "", ["Split", "Concat"]),
-    (23, "a = Softmax<axis=-3>(c)  last = Gelu(a)", "", ["Softmax", "Gelu"]),
-    (11, "a = ReduceSum<axes=[1]>(c)  last = Sub(c, a)", "", ["ReduceSum", "Sub"]),
-    (11, "a, b = Split<axis=1, split=[3,1]>(c)  last = Concat<axis=1>(b, a)", "", ["Split", "Concat"]),
-    (11, "last = Softmax<axis=1>(c)", "", ["Transpose", "Softmax", "Transpose"]),  # over all axes from there on
+    (18, "a = ReduceMax(c, i)  last = Sub(c, a)", "int64[1] i = {1}", "ReduceMax Sub"),
+    (18, "last = Pad(c, p, , i)", "int64[4] p = {1,2,0,1}, int64[2] i = {-1,2}", "Pad"),
+    (18, "a, b = Split<axis=-3, num_outputs=2>(c)  last = Concat<axis=-3>(b, a)", "", "Split Concat"),
+    (23, "a = Softmax<axis=-3>(c)  last = Gelu(a)", "", "Softmax Gelu"),
+    (11, "a = ReduceSum<axes=[1]>(c)  last = Sub(c, a)", "", "ReduceSum Sub"),
+    (11, "a, b = Split<axis=1, split=[3,1]>(c)  last = Concat<axis=1>(b, a)", "", "Split Concat"),
+    (11, "last = Softmax<axis=1>(c)", "", "Transpose Softmax Transpose"),  # over all axes from there on
   ],
 )
 def test_opsets(opset, nodes, constants, expected):
   original = between(nodes, constants)
   original.opset_import[0].version = opset
   optimized, _ = change(original)
-  assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
+  assert inner(optimized) == ["FusedConv", *expected.split(), "FusedConv"]
 
 
 def between_one(nodes, constants):
@@ -236,16 +236,16 @@ def tokens(text):
 @parametrize(
   "nodes, constants, out, expected",
   [
-    ("y = ReduceMax<axes=[2,1,3], keepdims=0>(c)", "", "float[N]", ["ReduceMax"]),
-    ("a = ReduceSum<keepdims=0>(c, axes)  y = Neg(a)", "int64[2] axes = {3,2}", "float[N,4]", ["ReduceSum", "Neg"]),
-    ("y = ArgMax<axis=1, keepdims=0>(c)", "", "int64[N,5,6]", ["ArgMax"]),
-    ("y = Shape(c)", "", "int64[4]", ["Shape", "Gather"]),
-    ("y = Shape<start=1, end=-1>(c)", "", "int64[2]", ["Shape", "Gather"]),
-    ("y = Size(c)", "", "int64", ["Size"]),
+    ("y = ReduceMax<axes=[2,1,3], keepdims=0>(c)", "", "float[N]", "ReduceMax"),
+    ("a = ReduceSum<keepdims=0>(c, axes)  y = Neg(a)", "int64[2] axes = {3,2}", "float[N,4]", "ReduceSum Neg"),
+    ("y = ArgMax<axis=1, keepdims=0>(c)", "", "int64[N,5,6]", "ArgMax"),
+    ("y = Shape(c)", "", "int64[4]", "Shape Gather"),
+    ("y = Shape<start=1, end=-1>(c)", "", "int64[2]", "Shape Gather"),
+    ("y = Size(c)", "", "int64", "Size"),
   ],
 )
 def test_what_leaves_a_region_without_a_transpose(nodes, constants, out, expected):
-  change(model(graph(nodes, constants, out=f"{out} y")), into=["Transpose", "FusedConv", *expected])
+  change(model(graph(nodes, constants, out=f"{out} y")), into=f"Transpose FusedConv {expected}")
 
 
 @parametrize(

@@ -1,6 +1,5 @@
-import pytest
 from layout_helpers import constant
-from pass_helpers import all_attributes, model, nodes_of, operators, run_pass, run_same, stays
+from pass_helpers import all_attributes, model, nodes_of, operators, parametrize, run_pass, run_same, stays
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, IMAGE_INPUT
 
@@ -16,7 +15,7 @@ def moved(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
+@parametrize("channels", [1, 3, 4])
 def test_a_transpose_is_spared(channels):
   original = network(channels)
   assert operators(moved(original)) == ["Transpose", "FusedConv", "Transpose"]

@@ -1,9 +1,8 @@
 import numpy as np
 import onnx
-import pytest
 from hypothesis import given, settings, strategies as st
 from onnx import helper, numpy_helper
-from pass_helpers import assert_close, built, nodes_of, restore, run
+from pass_helpers import assert_close, built, nodes_of, parametrize, restore, run
 from sample import examples
 
 from ortplugin.optimizer import run_passes, select_passes
@@ -158,7 +157,7 @@ STEPS = (conv, conv, conv, activation, swish, residual, residual, per_channel, c
          channels_first_only, norm_with_channels_last, tokens, mean_of_channels, split, norm)  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@parametrize("layout", ["nchw", "nhwc"])
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_random_networks(layout, data):

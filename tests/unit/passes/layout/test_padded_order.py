@@ -1,7 +1,6 @@
 import numpy as np
 import onnx
-import pytest
-from pass_helpers import add_weights, model, nodes_of, run_same, stays
+from pass_helpers import add_weights, model, nodes_of, parametrize, run_same, stays
 
 from ortplugin.optimizer.pipeline import PADDED_ORDER
 
@@ -64,7 +63,7 @@ def test_several_gathers_of_one_pad():
   run_same(original, PADDED_ORDER, into=into, changes=1)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "original",
   [
     graph("float[2,4,6] x", "p = Pad(x, behind)  a = Gather<axis=1>(p, first)  b = Gather<axis=1>(p, second)"

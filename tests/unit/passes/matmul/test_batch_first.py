@@ -75,7 +75,7 @@ def test_a_residual_sum_joins_then():
   optimized, _ = run_pass(
     run_pass(original, *BEFORE, BATCH_FIRST)[0],
     MATMUL_EPILOGUE,
-    into=["FusedMatMul", "FusedAttention", "FusedMatMul", "Softmax"],
+    into="FusedMatMul FusedAttention FusedMatMul Softmax",
   )
   same_outputs(original, optimized)
 

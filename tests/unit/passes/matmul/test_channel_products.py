@@ -42,13 +42,13 @@ def test_channel_products(case):
 
 def test_what_is_pointwise_behind_it_joins():
   original = graph(ONE.replace("y = ", "e = ") + "  y = Add(e, e)")
-  optimized, _ = run_pass(original, *BEFORE, CHANNEL_PRODUCTS, CONV_EPILOGUE, into=["FusedConv"])
+  optimized, _ = run_pass(original, *BEFORE, CHANNEL_PRODUCTS, CONV_EPILOGUE, into="FusedConv")
   same_outputs(original, optimized)
 
 
 def test_a_transpose_that_others_read_stays():
   original = graph(ONE.replace("y = ", "e = ") + "  s = ReduceSum(t)  y = Add(e, s)")
-  optimized, _ = run_pass(original, *BEFORE, CHANNEL_PRODUCTS, into=["Transpose", "FusedConv", "ReduceSum", "Add"])
+  optimized, _ = run_pass(original, *BEFORE, CHANNEL_PRODUCTS, into="Transpose FusedConv ReduceSum Add")
   same_outputs(original, optimized)
 
 

@@ -104,7 +104,7 @@ def test_what_only_a_sum_outside_reads_is_computed_there():
 def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum():
   original = graph("a = Add(c, b)  h = Add(a, r)  n = LayerNormalization(h, b, b)  d = MatMul(n, w2)  y = Add(d, h)")
   optimized, _ = fuse(original)
-  optimized, result = run_pass(optimized, NORM_PROLOGUE, into=["FusedMatMul", "FusedLayerNorm", "FusedMatMul"])
+  optimized, result = run_pass(optimized, NORM_PROLOGUE, into="FusedMatMul FusedLayerNorm FusedMatMul")
   assert not result.changes
   assert [list(node.output) for node in optimized.graph.node] == [["h"], ["n"], ["y"]]
   same_outputs(original, optimized)
@@ -117,7 +117,7 @@ def test_a_cast_that_only_a_norm_reads_is_the_norms():
   add_weights(original, gamma=np.ones(8, np.float32))
   optimized, _ = fuse(original)
   assert list(optimized.graph.node[0].output) == ["h"]
-  optimized, _ = run_pass(optimized, NORM_PROLOGUE, into=["FusedMatMul", "FusedLayerNorm", "Cast", "FusedMatMul"])
+  optimized, _ = run_pass(optimized, NORM_PROLOGUE, into="FusedMatMul FusedLayerNorm Cast FusedMatMul")
   same_outputs(original, optimized)
 
 

@@ -1,7 +1,6 @@
 import onnx
-import pytest
 from matmul_helpers import assert_stays, constant, inputs_of, weighted
-from pass_helpers import lines, programs, run_pass, same_outputs
+from pass_helpers import lines, parametrize, programs, run_pass, same_outputs
 
 from ortplugin.optimizer.pipeline import MATMUL_EPILOGUE, MATMUL_TO_FUSED, SPLIT_PRODUCTS
 
@@ -16,7 +15,7 @@ def graph(nodes, y="f[N,M,16] y", **weights):
 def test_a_gated_linear_unit_is_two_products():
   original = graph("d = Add(c, bias)  " + GATED.format(c="d"), bias=(32,))
   optimized, _ = run_pass(original, MATMUL_TO_FUSED, MATMUL_EPILOGUE, SPLIT_PRODUCTS)
-  optimized, _ = run_pass(optimized, MATMUL_EPILOGUE, into=["FusedMatMul", "FusedMatMul"])
+  optimized, _ = run_pass(optimized, MATMUL_EPILOGUE, into="FusedMatMul FusedMatMul")
   same_outputs(original, optimized)
   assert [lines(each)[-1] for each in programs(optimized)] == ["y = Gelu(add)", "y = Mul(residual, add)"]
   assert [constant(optimized, each[1]).shape for each in inputs_of(optimized)] == [(16, 8), (16, 8)]
@@ -29,7 +28,7 @@ def test_parts_of_different_sizes():
   same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize("nodes, y, reason", [
+@parametrize("nodes, y, reason", [
   (GATED.format(c="c") + "  z = Softmax(c)", "f[N,M,16] y, f[N,M,32] z", "is also used by"),
   ("d = Add(c, r)  " + GATED.format(c="d"), "f[N,M,16] y", "'r' is no constant of 32 columns"),
   ("y, z = Split<axis=-1>(c, p)", "f[N,M,B] y, f[N,M,C] z", "not known to be multiples of 8"),

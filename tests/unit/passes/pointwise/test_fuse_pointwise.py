@@ -50,7 +50,7 @@ def test_broadcasts_and_literals():
     f"{X}, float[8] bias, float[M,1] column",
   )
   statements = ["mul = Mul(x, 0.5)", "add = Add(mul, bias)", "mul2 = Mul(scale, add)", "y = Tanh(mul2)"]
-  assert list(check(text, ["FusedPointwise"], statements).graph.node[-1].input) == ["x", "bias", "column"]
+  assert list(check(text, "FusedPointwise", statements).graph.node[-1].input) == ["x", "bias", "column"]
 
 
 def test_across_several_consumers_and_producers():
@@ -100,21 +100,21 @@ def test_the_gradient_of_lerp_reads_its_input_once():
 @parametrize(
   "opset, nodes, ops",
   [
-    (17, "p = Greater(x, r)  q = Not(p)  y = Where(q, x, r)", ["Greater", "Not", "Where"]),
-    (17, "h = Cast<to=10>(x)  k = Relu(h)  y = Cast<to=1>(k)", ["Cast", "Relu", "Cast"]),
-    (17, "i = Cast<to=7>(x)  j = Mul(i, i)  y = Cast<to=1>(j)", ["Cast", "Mul", "Cast"]),
-    (17, "a = Min(x, r, x)  y = Max(a, r)", ["Min", "Min", "Max"]),
-    (17, "n = IsNaN(x)  m = IsInf(r)  b = Or(n, m)  y = Where(b, r, x)", ["IsNaN", "IsInf", "Or", "Where"]),
-    (17, "a = HardSwish(x)  b = HardSigmoid(a)  y = Pow(b, r)", ["HardSwish", "HardSigmoid", "Pow"]),
-    (17, "a = PRelu(x, r)  y = Celu(a)", ["PRelu", "Celu"]),
-    (18, "a = Mish(x)  y = Div(a, r)", ["Mish", "Div"]),
-    (20, 'a = Gelu<approximate="tanh">(x)  y = Erf(a)', ["Gelu", "Erf"]),
+    (17, "p = Greater(x, r)  q = Not(p)  y = Where(q, x, r)", "Greater Not Where"),
+    (17, "h = Cast<to=10>(x)  k = Relu(h)  y = Cast<to=1>(k)", "Cast Relu Cast"),
+    (17, "i = Cast<to=7>(x)  j = Mul(i, i)  y = Cast<to=1>(j)", "Cast Mul Cast"),
+    (17, "a = Min(x, r, x)  y = Max(a, r)", "Min Min Max"),
+    (17, "n = IsNaN(x)  m = IsInf(r)  b = Or(n, m)  y = Where(b, r, x)", "IsNaN IsInf Or Where"),
+    (17, "a = HardSwish(x)  b = HardSigmoid(a)  y = Pow(b, r)", "HardSwish HardSigmoid Pow"),
+    (17, "a = PRelu(x, r)  y = Celu(a)", "PRelu Celu"),
+    (18, "a = Mish(x)  y = Div(a, r)", "Mish Div"),
+    (20, 'a = Gelu<approximate="tanh">(x)  y = Erf(a)', "Gelu Erf"),
   ],
 )
 def test_operators_of_every_kind(opset, nodes, ops):
   original = model(graph(nodes, f"{X}, r"), opset, ir=8 if opset < 20 else 10)
   optimized, _ = run_pass(original, FUSE_POINTWISE, into="FusedPointwise")
-  assert [each.op for each in parse(programs(optimized)[0]).statements] == ops
+  assert [each.op for each in parse(programs(optimized)[0]).statements] == ops.split()
   if "Cast<to=7>" not in nodes and "Pow" not in nodes:
     same_outputs(original, optimized, "float16" if "to = 10" in nodes else "")
 

@@ -1,5 +1,4 @@
-import pytest
-from pass_helpers import model, run_same, stays
+from pass_helpers import model, parametrize, run_same, stays
 
 from ortplugin.optimizer.pipeline import COL2IM_TO_GATHER, COL2IM_TO_GATHER_ON_GPU
 
@@ -13,7 +12,7 @@ def graph(x, image, block, attributes="strides = [1, 1]", rank=4, dtype="float16
 VOLO = graph("N,18,16", "7,8", "3,3", "strides = [2, 2], pads = [1, 1, 1, 1], dilations = [1, 1]")
 
 
-@pytest.mark.parametrize("original, gathers, pads", [
+@parametrize("original, gathers, pads", [
   (VOLO, 4, ["Pad"]),
   (graph("2,12,6", "4,6", "2,2", "strides = [2, 2]"), 1, []),
   (graph("2,12,15", "5,7", "2,2", "dilations = [2, 2]"), 4, ["Pad"]),
