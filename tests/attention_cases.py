@@ -61,7 +61,6 @@ class Case:
 
   @property
   def layouts(self):
-    """The texts of the four layouts."""
     _, heads, kv_heads, *_ = self.sizes
     return [text.format(h=heads, hk=heads + kv_heads, t=heads + 2 * kv_heads) for text in LAYOUTS[self.layout]]
 
@@ -71,7 +70,6 @@ class Case:
 
   @property
   def shapes(self):
-    """Those of the node's inputs."""
     batch, heads, kv_heads, queries, keys, head_size, value_size = self.sizes
     made = []
     for text, count, s, d in zip(
@@ -141,7 +139,6 @@ class Case:
     return helper.make_node("FusedAttention", self.names, self.outputs, name, domain=DOMAIN, **given)
 
   def model(self, shapes=None):
-    """A model of this one node, with the case's shapes or those given. The output's shape is left to inference."""
     return self.model_of([self.node()], shapes)
 
   def model_of(self, nodes, shapes=None, opset=OPSET):
@@ -180,7 +177,7 @@ def case_of(
 
 
 def check(case, found, unit=None, inputs=None):
-  """Compares the outputs with the reference; AssertionError says where they differ.
+  """Compares the outputs with the reference.
 
   Shape and dtype are equal, so are the masks of NaN. Otherwise
 
@@ -232,7 +229,6 @@ def check(case, found, unit=None, inputs=None):
 
 
 def _check_present(case, found, wanted, inputs, c):
-  """Compares what is present, if anything is."""
   attention = attributes_of(case.node())
   assert len(found) == len(wanted) == (0 if attention.past is None else 2)
   if attention.past is None:
@@ -470,15 +466,7 @@ TF32_CASES = tuple(
 )
 
 # A session of this model runs with any cache; each run gives the next one's.
-GROWING = [
-  ["b", "s", 64],
-  ["b", "s", 32],
-  ["b", "s", 32],
-  ["s", 8],
-  ["s", 8],
-  ["b", 2, "p", 16],
-  ["b", 2, "p", 16],
-]
+GROWING = [["b", "s", 64], ["b", "s", 32], ["b", "s", 32], ["s", 8], ["s", 8], ["b", 2, "p", 16], ["b", 2, "p", 16]]
 
 
 def growing(past, rows):

@@ -46,7 +46,6 @@ class RandomProduct(ProductCase):
   is_gated = False
 
   def inputs(self):
-    """The factors and the operands."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     scales = [1 / np.sqrt(max(1, self.products))] * (1 + self.is_gated)
     scales += [1] * (len(self.shapes) - 1 - len(scales))
@@ -278,11 +277,7 @@ GEOMETRIES = {
   "groups": ((2, 8, 9, 7), (12, 2, 3, 3), planar(group=4, pads=1)),
   "groups of one row": ((2, 8, 9, 7), (4, 2, 3, 3), {"group": 4, "strides": [2, 2]}),
   "depthwise": ((2, 16, 10, 9), (16, 1, 3, 3), planar(group=16, pads=1)),
-  "depthwise 5x5 with strides": (
-    (2, 24, 11, 12),
-    (24, 1, 5, 5),
-    planar(group=24, pads=2, strides=2),
-  ),
+  "depthwise 5x5 with strides": ((2, 24, 11, 12), (24, 1, 5, 5), planar(group=24, pads=2, strides=2)),
   "depthwise 7x7": ((1, 8, 9, 9), (8, 1, 7, 7), planar(group=8, pads=3)),
   "depthwise, two rows each": ((2, 6, 8, 8), (12, 1, 3, 3), {"group": 6}),
   "stem": ((2, 3, 20, 18), (16, 3, 7, 7), planar(strides=2, pads=3)),

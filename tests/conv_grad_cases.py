@@ -40,7 +40,6 @@ class Geometry:
         object.__setattr__(self, name, (value,) * (ends * len(self.size)))
 
   def attributes(self):
-    """Those that are not defaults."""
     given = {"strides": self.strides, "dilations": self.dilations, "pads": self.pads}
     named = {name: list(value) for name, value in given.items() if value}
     return {**named, "kernel_shape": list(self.kernel), **({"group": self.group} if self.group > 1 else {})}
@@ -62,7 +61,6 @@ class Geometry:
 
 
 def last(shape):
-  """Channels last."""
   return (shape[0], *shape[2:], shape[1])
 
 
@@ -86,7 +84,6 @@ class Case(ProductCase):
 
   @property
   def shapes(self):
-    """Those of the inputs."""
     x, w, whole = self.geometry.shapes(self.transposed)
     if self.layout == "NHWC":
       x, w, whole = last(x), last(w), last(whole)
@@ -96,12 +93,10 @@ class Case(ProductCase):
 
   @property
   def names(self):
-    """Those of the inputs."""
     return [*self.operands.split(), *(each.name for each in self.program.parameters)]
 
   @property
   def dtypes(self):
-    """Those of the inputs."""
     program = self.program
     return [program.results[0].dtype] * len(self.operands.split()) + [each.dtype for each in program.parameters]
 
@@ -109,7 +104,6 @@ class Case(ProductCase):
     return normal_inputs(self.name, self.shapes, self.dtypes)
 
   def outputs(self):
-    """Their names."""
     return [*self.gradients.split(), *(f"{each.name}_out" for each in self.program.results[1:])]
 
   @property

@@ -135,11 +135,7 @@ GEOMETRIES = {
   "asymmetric pads": ((1, 3, 6, 5), (3, 2, 3, 4), {"pads": [0, 2, 2, 1]}),
   "dilated": ((2, 2, 6, 5), (2, 3, 3, 2), {"dilations": [2, 3], "pads": [2, 1, 1, 2]}),
   "groups": ((2, 6, 5, 5), (6, 3, 3, 3), planar(pads=1, group=3)),
-  "depthwise": (
-    (2, 8, 5, 4),
-    (8, 1, 3, 3),
-    planar(strides=2, pads=1, group=8, output_padding=1),
-  ),
+  "depthwise": ((2, 8, 5, 4), (8, 1, 3, 3), planar(strides=2, pads=1, group=8, output_padding=1)),
   "kernel is stride": ((2, 3, 4, 6), (3, 5, 2, 2), {"strides": [2, 2]}),
   "DCGAN": ((2, 24, 4, 4), (24, 16, 4, 4), planar(strides=2, pads=1)),
   "gaps": ((1, 2, 4, 3), (2, 2, 2, 1), {"strides": [3, 2], "output_padding": [1, 1]}),

@@ -41,8 +41,6 @@ class FakeCupy:
     )
 
     class ndarray(Array):  # noqa: N801, CuPy's name
-      """cupy.ndarray(shape, dtype, memory)."""
-
       def __init__(self, shape, dtype, memory):
         address, size, self.owner = memory
         held = (ctypes.c_char * size).from_address(address)

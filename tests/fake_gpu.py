@@ -76,8 +76,6 @@ class FakeGpu(Gpu):
 
 
 class Value:
-  """An output that the session allocated."""
-
   def __init__(self, array):
     self.array = np.ascontiguousarray(array).reshape(array.shape)
 

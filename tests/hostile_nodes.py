@@ -90,7 +90,6 @@ def _type(dtype):
 
 
 def _attribute(name, value):
-  """The attribute; an empty list is one of integers."""
   if isinstance(value, list) and not value:
     return AttributeProto(name=name, type=AttributeProto.INTS)
   return helper.make_attribute(name, value)
@@ -145,7 +144,6 @@ def _bias(dtype):
 
 
 def seeds():
-  """Nodes that run, of every operator, layout and way that its CPU kernel has."""
   first, last = {"layout": "NCHW"}, {"layout": "NHWC"}
   index = Input("int64", (3, 1), 0)
   made = [

@@ -6,7 +6,6 @@ _TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null":
 
 
 def faults(data, schema=SCHEMA, path="report"):
-  """What does not fit, each with its place."""
   unknown = schema.keys() - {"$schema", "title", "anyOf", "enum", "type", "items", "required", "properties"}
   assert unknown <= {"additionalProperties"}
   if "anyOf" in schema:

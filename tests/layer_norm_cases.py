@@ -51,7 +51,6 @@ ROUNDINGS = 32.0
 
 
 def expect(case, inputs=None, unit=None):
-  """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   program = case.program
   arrays = case.inputs() if inputs is None else list(inputs)
   ordered, order = order_of(case.node(), program)

@@ -76,7 +76,6 @@ class Case:
     )  # fmt: skip
 
   def model(self, shapes=None, nodes=None, opset=18):
-    """A model of this one node, or of `nodes`, with the case's shapes or those given."""
     given = zip(self.names, self.shapes if shapes is None else shapes, strict=True)
     inputs = [(name, self.dtype, shape) for name, shape in given if name != "R" or not self.constant]
     constants = [("R", self.inputs()[1])] if self.constant else []

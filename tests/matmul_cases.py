@@ -52,7 +52,6 @@ class Case(RandomProduct):
 
   @property
   def is_gated(self):
-    """Whether the first operand is weights, too."""
     return bool(self.attributes.get("gated"))
 
   @property
@@ -69,7 +68,6 @@ class Case(RandomProduct):
 
 
 def expect(case, inputs=None, unit=None):
-  """What `check` compares with; `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   a, b, *operands = case.inputs() if inputs is None else inputs
   sized = lambda x: np.nan_to_num(np.abs(x.astype(np.float64)), posinf=0)  # noqa: E731
   size_with = lambda w: product(case.trans_b, sized(a), sized(w))  # noqa: E731
@@ -80,7 +78,6 @@ def expect(case, inputs=None, unit=None):
 
 
 def check(case, outputs, expected=None):
-  """Compares a kernel's outputs with the reference."""
   check_results(case, outputs, expect(case) if expected is None else expected)
 
 
@@ -194,7 +191,6 @@ class NormCase(Case):
 
   @property
   def product(self):
-    """The product alone."""
     count = len(self.program.parameters) + 1
     return Case(self.name, self.text, self.shapes[:count], self.trans_b, self.values, self.constant)
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import all_attributes, built, computed
+from onnx_models import all_attributes, built, computed, parametrize
 
 from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
@@ -63,6 +63,16 @@ def assert_invalid(node, reason):
       refuse()
     assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
     assert reason in str(caught.value)
+
+
+def invalid_nodes(wrong, node=lambda made: made):
+  """A test of each invalid node, by the reason: `wrong` has nodes, or what `node` makes one of."""
+
+  @parametrize("reason", wrong)
+  def test(reason):
+    assert_invalid(node(wrong[reason]), reason)
+
+  return test
 
 
 def output_name(program, result):
@@ -136,7 +146,6 @@ class ProgramCase:
     return parse(self.text)
 
   def inputs(self):
-    """One array for each parameter, in order."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     given = zip(self.program.parameters, self.shapes, strict=True)
     return [self._made(rng, number, each.dtype, shape) for number, (each, shape) in enumerate(given)]
@@ -157,7 +166,6 @@ class ProgramCase:
     return VALUES["normal" if self.values == "whole range" else self.values](rng, shape or (1,)).reshape(shape)
 
   def feeds(self):
-    """The inputs by name."""
     return dict(zip((parameter.name for parameter in self.program.parameters), self.inputs(), strict=True))
 
   def node(self):
@@ -174,6 +182,21 @@ class ProgramCase:
     names = [parameter.name for parameter in program.parameters]
     outputs = [output for output, _ in results_of(program)]
     return helper.make_node(cls.operator.name, names, outputs, name or cls.node_name, domain=DOMAIN, program=text)
+
+  @classmethod
+  def decomposed(cls, text, inputs, opset):
+    """What the program's decomposition gives in ONNX Runtime."""
+    nodes = cls.operator.decompose(cls.node_of(text), opset)
+    return run_at_opset(cls.model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
+
+  @classmethod
+  def of_floats(cls, programs):
+    """A case in each floating dtype of each named program, in which T stands for it, with its shapes."""
+    return [
+      cls(f"{name}, {dtype}", typed(text, dtype), shapes)
+      for name, (text, shapes) in programs.items()
+      for dtype in FLOATING
+    ]
 
   @classmethod
   def model_of(cls, text, shapes, nodes=None):
@@ -204,7 +227,6 @@ class ProductCase:
 
   @property
   def names(self):
-    """Those of the inputs."""
     return [*self.factors, *(each.name for each in self.program.parameters[1:])]
 
   @property
@@ -214,7 +236,6 @@ class ProductCase:
 
   @property
   def results(self):
-    """Name and dtype of each output."""
     return results_of(self.program)
 
   def feeds(self):
@@ -270,7 +291,7 @@ def check_results(case, outputs, expected):
 
 
 def compare(where, got, wanted, wide, slack, unit=None, *, exact=False):
-  """Compares one output with the reference; AssertionError says where they differ.
+  """Compares one output with the reference.
 
   Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers, and the
   bits of all but NaN where they must be `exact`. Otherwise

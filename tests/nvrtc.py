@@ -24,14 +24,12 @@ def library_path():
 
 @cache
 def library():
-  """The library, loaded."""
   nvrtc = ctypes.CDLL(str(library_path()))
   nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
   return nvrtc
 
 
 def version():
-  """NVRTC's (major, minor)."""
   major, minor = ctypes.c_int(), ctypes.c_int()
   _check(library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
   return major.value, minor.value

@@ -40,12 +40,13 @@ def in_full(text):
 
 
 def parsed(graph, opset=17, ir=8, *, domains=(), weights=None):
-  """A model: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }', as `in_full` takes it.
+  """A model: `graph` is '(inputs) => (outputs) <initializers> { nodes }', as `in_full` takes it, or has a name before.
 
   `domains` are those in use besides ONNX's own, each in its version 1; `weights` are arrays for more initializers.
   """
   imports = ", ".join([f'"" : {opset}', *(f'"{domain}" : 1' for domain in domains)])
-  model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]> {in_full(graph)}")
+  named = f"g {graph}" if graph.startswith("(") else graph
+  model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]> {in_full(named)}")
   add_weights(model, **(weights or {}))
   return model
 
@@ -63,6 +64,11 @@ def infos(values):
   return [info(name, *each) for name, each in values.items()]
 
 
+def value_infos(text):
+  """Descriptions of values, as in 'float[N,4] x, int64 i'."""
+  return parsed(f"({text}) => () {{}}").graph.input
+
+
 def built(nodes, inputs, outputs, *versions, **options):
   """A model of nodes: `inputs` and `outputs` are as in 'float[N,4] x, int64 i', or by name; the rest as of `parsed`."""
   texts = [each if isinstance(each, str) else "" for each in (inputs, outputs)]
@@ -74,7 +80,6 @@ def built(nodes, inputs, outputs, *versions, **options):
 
 
 def op_types(model):
-  """The operators of the graph's nodes in order."""
   return [node.op_type for node in model.graph.node]
 
 
@@ -84,12 +89,10 @@ def nodes_of(model, op_type):
 
 
 def initializers(model):
-  """The graph's initializers as arrays, by name."""
   return {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
 
 
 def all_attributes(node):
-  """The node's attributes by name."""
   return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 

@@ -39,7 +39,6 @@ OPSETS = (MINIMUM_OPSET, 13, 17, 18, 20, onnx.defs.onnx_opset_version())
 
 
 def example(spec, dtype):
-  """A program of the operator alone on values of one dtype, the attributes given that must be."""
   given = {"fmod": 1.0} if spec.name == "Mod" and dtype in FLOATING else {}
   for name, default in spec.attributes:
     if default is None:
@@ -51,12 +50,10 @@ def example(spec, dtype):
 
 
 def dtypes_of(spec):
-  """The dtypes that its operands may have."""
   return spec.types if "T" in spec.operands else ("bool",)
 
 
 def has_reference(spec):
-  """Whether the reference evaluates it in every dtype."""
   for dtype in dtypes_of(spec):
     program = example(spec, dtype)
     inputs = [np.ones(2, NUMPY_DTYPES[each.dtype]) for each in program.parameters]
@@ -99,14 +96,12 @@ def text_of(path):
 
 
 def has_cuda(spec):
-  """Whether the function that EmitCuda calls is defined; test_pointwise_cuda.py compiles it in every type."""
   name = f"{spec.name}Float" if spec.result == "C" else spec.name
   definition = rf"DEVICE \w+ op_{name}\(|^OP_\w+\({name}, "
   return re.search(definition, text_of("ortplugin/device/pointwise.cuh"), re.MULTILINE) is not None
 
 
 def has_case(path):
-  """Whether a switch over Op has a case of it."""
   return lambda spec: f"case Op::k{spec.name}:" in text_of(path)
 
 

@@ -18,8 +18,6 @@ from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES
 
 @dataclass(frozen=True)
 class Case(ProgramCase):
-  """One node with its inputs."""
-
   operator = OPERATOR
   node_name = "pointwise"
 
@@ -44,7 +42,6 @@ ACTIVATIONS = ("Gelu", "QuickGelu", "Swish", "Mish", "HardSwish", "HardSigmoid",
 
 
 def expect(case, inputs=None, unit=None):
-  """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   program = case.program
   arrays = case.inputs() if inputs is None else list(inputs)
   wide = pointwise(program, arrays, rounded=False)
@@ -217,14 +214,6 @@ PROGRAMS = {
 }
 
 
-def _programs():
-  return [
-    Case(f"{name}, {dtype}", typed(text, dtype), shapes)
-    for name, (text, shapes) in PROGRAMS.items()
-    for dtype in FLOATING
-  ]
-
-
 WHOLE = """(T x, T y, T z) => (T a, T p, T d, T m, T c, bool e, bool l) {
   s = Add(x, y)
   t = Sub(s, z)
@@ -383,7 +372,7 @@ def _sizes():
   ]
 
 
-CASES = (*_programs(), *_integers(), *_functions(), *_special(), *_values(), *_limits(), *_sizes())
+CASES = (*Case.of_floats(PROGRAMS), *_integers(), *_functions(), *_special(), *_values(), *_limits(), *_sizes())
 
 # Enough elements for every core and every block.
 LARGE_CASES = tuple(

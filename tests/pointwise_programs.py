@@ -58,8 +58,6 @@ def pick(draw, choices):
 
 @dataclass(frozen=True)
 class Example:
-  """A program, its inputs' shapes, and what they hold: a style for each, and a seed."""
-
   program: Program
   shapes: tuple[Shape, ...]
   styles: tuple[str, ...]
@@ -67,7 +65,6 @@ class Example:
   copied: bool  # the inputs are values that the graph makes, whose memory the operator may be given for its outputs
 
   def inputs(self):
-    """One array for each parameter."""
     rng = np.random.default_rng(self.seed)
     return [
       made(rng, parameter.dtype, shape, style)
@@ -75,7 +72,6 @@ class Example:
     ]
 
   def feeds(self):
-    """The inputs by name."""
     return {p.name: array for p, array in zip(self.program.parameters, self.inputs(), strict=True)}
 
 
@@ -114,8 +110,6 @@ def shapes_of(draw, count):
 
 
 class _Pool:
-  """The values at hand, by dtype, while a program is drawn."""
-
   def __init__(self, draw, parameters):
     self.draw = draw
     self.dtypes = {parameter.name: parameter.dtype for parameter in parameters}
@@ -249,7 +243,6 @@ def model_of(graph, opset=OPSET):
 
 
 def session_of(graph, options=None, opset=OPSET):
-  """A session on the CPU with ONNX Runtime's own optimizations off."""
   options = options or onnxruntime.SessionOptions()
   options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
   options.log_severity_level = 4
@@ -367,7 +360,6 @@ class _Graph:
 
 
 def computed(dtype):
-  """The dtype that a value of this one is computed in."""
   return "float" if dtype in ("float16", "bfloat16") else dtype
 
 
@@ -519,7 +511,6 @@ def _estimate(statement, dtype, result, operands):
 
 
 def _left_open(statement, dtype, operands, value):
-  """Where ONNX does not define the result."""
   op = statement.op
   x = operands[0].value
   if op == "Cast" and dtype in FLOATING and value.dtype.kind in "iu":

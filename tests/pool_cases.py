@@ -54,7 +54,6 @@ class Case:
     return helper.make_node(self.op, ["x"], ["y"], name, domain=DOMAIN, **dict(self.attributes))
 
   def model(self, shape="its own"):
-    """A model of this one node, with the case's shape or the one given. The output's shape is left to inference."""
     return self.model_of([self.node()], self.shape if shape == "its own" else shape)
 
   def model_of(self, nodes, shape=None, opset=OPSET):
@@ -73,7 +72,7 @@ UNITS = 6.0
 
 
 def check(case, output, unit=None, x=None):
-  """Compares a kernel's output with the reference; AssertionError says where they differ.
+  """Compares a kernel's output with the reference.
 
   Shape and dtype are equal, so are the masks of NaN and the signed infinities. Maxima and nearest elements are equal,
   but for the sign of a zero. Otherwise

@@ -59,12 +59,10 @@ class Case:
 
   @property
   def dtypes(self):
-    """Of the node's inputs, in order."""
     kinds = {"data": self.dtype, "updates": self.dtype, "indices": self.index_dtype, "starts": self.index_dtype}
     return tuple(kinds[name] for name in INPUTS[self.op])
 
   def inputs(self):
-    """One array for each input of the node, in order."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     arrays = []
     for name, shape in zip(INPUTS[self.op], self.shapes, strict=True):
@@ -94,15 +92,12 @@ class Case:
     return np.ascontiguousarray(made).reshape(shape).astype(ONNX_DTYPES[self.index_dtype][1])
 
   def feeds(self):
-    """The inputs by name."""
     return dict(zip(INPUTS[self.op], self.inputs(), strict=True))
 
   def node(self, name="scatter"):
-    """The node, which writes 'y'."""
     return helper.make_node(self.op, INPUTS[self.op], ["y"], name, domain=DOMAIN, **dict(self.attributes))
 
   def with_attributes(self, **attributes):
-    """The same inputs with other attributes besides its own."""
     return replace(self, attributes=tuple({**dict(self.attributes), **attributes}.items()))
 
   def model(self, shapes=None, nodes=None, opset=OPSET):
@@ -125,7 +120,7 @@ def expect(case, inputs=None, skip_invalid=False):
 
 
 def check(case, output, expected=None):
-  """Compares a kernel's output with the reference; AssertionError says where they differ.
+  """Compares a kernel's output with the reference.
 
   Shape, dtype and bits are equal; only where a sum or product is NaN, any NaN will do.
   """

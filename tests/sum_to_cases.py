@@ -33,7 +33,6 @@ UNITS = 4.0
 
 
 def expect(case, inputs=None, unit=None):
-  """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   program = case.program
   floating = set(program.dtypes.values()) & set(FLOATING)
   compute = UNIT_ROUNDOFF["double" if floating <= {"double"} else "float"] if unit is None else unit
@@ -154,14 +153,6 @@ PROGRAMS = {
 }
 
 
-def _programs():
-  return [
-    Case(f"{name}, {dtype}", typed(text, dtype), shapes)
-    for name, (text, shapes) in PROGRAMS.items()
-    for dtype in FLOATING
-  ]
-
-
 def _integers():
   return [
     Case(f"{name}, {dtype}, {values}", typed(summed(axes), dtype), (shape,), values)
@@ -185,7 +176,7 @@ def _values():
   ]
 
 
-CASES = (*_programs(), *_integers(), *_values())
+CASES = (*Case.of_floats(PROGRAMS), *_integers(), *_values())
 
 # Enough elements for every core and every block.
 LARGE_CASES = tuple(

@@ -34,7 +34,6 @@ def tampered(every=1):
 
 
 def mangled(text, rng):
-  """The text with characters changed, dropped or doubled at one to three places."""
   made = list(text)
   for _ in range(int(rng.integers(1, 4))):
     at, what = int(rng.integers(len(made))), int(rng.integers(3))

@@ -46,13 +46,11 @@ class Case:
     return helper.make_node("FusedTranspose", ["x"], ["y"], "moved", domain=DOMAIN, perm=self.perm, **window)
 
   def model(self, shape="its own"):
-    """A model of this one node, with the case's shape or the one given. The output's shape is left to inference."""
     declared = self.shape if shape == "its own" else shape
     return model_with([self.node()], [("x", self.dtype, declared)], [("y", self.dtype)])
 
 
 def check(case, output, x=None):
-  """AssertionError where the output is not the reference, in every bit."""
   (wanted,) = reference(case.node(), case.inputs() if x is None else [x])
   same_kind(case.name, output, wanted)
   np.testing.assert_array_equal(bits(output), bits(wanted), err_msg=case.name)

@@ -76,7 +76,7 @@ def confirm(judge, case, finding):
       judge.tell(f"{ORIGINAL}{provider.where}")
       try:
         original = _runs(provider, model, references)
-      except Exception as error:  # ONNX Runtime's own classes have no common base
+      except Exception as error:
         return Verdict("unfit", f"{ORIGINAL}fails {provider.where}: {one_line(error)[:80]}")
       if plain is not None and not original.captured:
         provider, skipped = plain, True
@@ -194,7 +194,6 @@ def _is_floating(array):
 
 
 def _faults(judge, case, model, references, runs):
-  """What is wrong with the original's outputs, by name."""
   found = {}
   for reference in references:
     reference.others = []  # nothing that it gave explains what it gives

@@ -11,7 +11,6 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import make_node
 
 from .generate import Case
-from .worker import Worker
+from .worker import Worker, in_parallel
 
 # What waits to be mended: a variant's case and why.
 OPEN = {}
@@ -75,7 +74,6 @@ def _stored(model, folder):
 
 
 def as_it_is(model, feeds):
-  """The case."""
   return model, feeds
 
 
@@ -152,10 +150,7 @@ def _casts(name, made, element):
   wide = TensorProto.FLOAT if element == TensorProto.DOUBLE else TensorProto.DOUBLE
   if element == TensorProto.DOUBLE:
     return [make_node("Identity", [name], [made])]  # float would round it
-  return [
-    make_node("Cast", [name], [f"{made}/wide"], to=wide),
-    make_node("Cast", [f"{made}/wide"], [made], to=element),
-  ]
+  return [make_node("Cast", [name], [f"{made}/wide"], to=wide), make_node("Cast", [f"{made}/wide"], [made], to=element)]
 
 
 def _keep(field, kept):
@@ -169,7 +164,6 @@ LAYOUTS = ("auto", "nhwc")
 
 
 def cases(variant, part=0, parts=1):
-  """The cases of a variant with their names, each with one of the layouts; of `parts` parts one."""
   for number, (name, original, feeds) in enumerate(originals()):
     if number % parts != part:
       continue
@@ -181,7 +175,6 @@ def cases(variant, part=0, parts=1):
 
 
 def wrong(variant, verdicts):
-  """The findings, but for those that are known."""
   return {
     name: each
     for name, each in verdicts.items()
@@ -190,7 +183,6 @@ def wrong(variant, verdicts):
 
 
 def judge_all(cases, jobs=2):
-  """The verdicts by name, in `jobs` processes."""
   verdicts = {}
   lock = threading.Lock()
 
@@ -206,14 +198,11 @@ def judge_all(cases, jobs=2):
     finally:
       worker.close()
 
-  with ThreadPoolExecutor(jobs) as pool:
-    for future in [pool.submit(work) for _ in range(jobs)]:
-      future.result()
+  in_parallel(jobs, work)
   return verdicts
 
 
 def main():
-  """The command line; the exit status is 1 if there is a finding."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
   parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))

@@ -100,7 +100,6 @@ def _array(plain):
 
 
 def corpus():
-  """The texts by name."""
   packed = json.loads(bz2.decompress(PACKED.read_bytes()))
   return packed | {path.stem: path.read_text() for path in FOLDER.glob("*.txt")}
 

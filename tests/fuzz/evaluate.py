@@ -27,7 +27,6 @@ class UnfitError(Exception):
 
 
 def to_onnx(dtype):
-  """The element type of a NumPy dtype."""
   return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
@@ -109,7 +108,6 @@ def _run(session, feeds, outputs):
 
 
 def imports(opset):
-  """What every random model imports."""
   return [helper.make_opsetid("", opset), *(helper.make_opsetid(name, 1) for name in (CONTRIB, OURS, FUNCTIONS))]
 
 

@@ -62,16 +62,13 @@ class Faulty(Provider):
     self.where = "under a graph" if self._graph else "on the stand-in"
 
   def plain(self):
-    """The same without a graph."""
     without = ",".join(each for each in self._text if each != "graph")
     return Faulty(without, self._optimize) if self._graph else None
 
   def unoptimized(self):
-    """The same without ONNX Runtime's own optimizations."""
     return Faulty(",".join(self._text), optimize=False) if self._optimize else None
 
   def session(self, model, optimize):
-    """A session with the faults of the model."""
     nodes = list(walk_nodes(model))
     known = {node.op_type for node in nodes} | {node.domain for node in nodes}
     found = []
@@ -86,7 +83,6 @@ class Faulty(Provider):
     return _Session(super().session(model, False), kept, captured)
 
   def run(self, session, feeds):
-    """The outputs, with what is wrong with them."""
     self._runs += 1
     self.captured = session.captured
     right = super().run(session.ort, feeds)

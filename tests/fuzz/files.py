@@ -111,7 +111,6 @@ _CONSTANTS = {
 
 @cache
 def models():
-  """The files that are altered, by name."""
   import numpy as np
   from exported import DATA
 
@@ -176,8 +175,6 @@ def _alter_bytes(data, rng):
 
 @dataclass(frozen=True)
 class _Field:
-  """A field of a message in the model."""
-
   owner: Any
   descriptor: Any
 
@@ -391,7 +388,6 @@ def _child(source, target, errors, options):
 
 def run(seed, numbers, out=None, tell=lambda _: None):
   """Runs the cases; returns (name of the model, outcome) by number. What fails is written to `out`."""
-
   found = {}
   with tempfile.TemporaryDirectory(prefix="ortplugin-fuzz-") as folder:
     for number in numbers:

@@ -40,7 +40,6 @@ class Case:
 
   @property
   def oracle(self):
-    """The model that decides."""
     return self.model if self.wide is None else self.wide
 
   def narrowed(self, feeds):
@@ -49,7 +48,6 @@ class Case:
 
 
 def style_of(rng):
-  """What a graph has in common."""
   dtype = rng.choices(["fp32", "fp16", "fp64", "bf16"], [62, 22, 6, 10])[0]
   opset = rng.choice(OPSETS if dtype != "bf16" else [each for each in OPSETS if each >= 13])
   return Style(opset, dtype, rng.random() < 0.1, rng.choice([4, 6, 9, 16]))
@@ -129,7 +127,6 @@ def _outputs(g, made):
 
 
 def reads(node):
-  """The names that a node reads, in its bodies too."""
   yield from (name for name in node.input if name)
   for attribute in node.attribute:
     if attribute.type == AttributeProto.GRAPH:
@@ -241,7 +238,6 @@ def _open_bodies(node):
 
 
 def drop_imports(model):
-  """Leaves only the domains that are used."""
   used = {node.domain for graph in walk(model.graph) for node in graph.node} | {""}
   kept = [each for each in model.opset_import if each.domain in used]
   del model.opset_import[:]

@@ -31,7 +31,6 @@ class Style:
 
   @property
   def main(self):
-    """The dtype of most values while the graph is made."""
     return DOUBLE if self.dtype == "fp64" else FLOAT
 
   @property
@@ -50,22 +49,18 @@ class Value:
 
   @property
   def shape(self):
-    """Its sizes."""
     return tuple(self.array.shape)
 
   @property
   def rank(self):
-    """The number of its dimensions."""
     return int(self.array.ndim)
 
   @property
   def dtype(self):
-    """Its dtype."""
     return self.array.dtype
 
   @property
   def is_float(self):
-    """Whether it is floating."""
     return self.dtype.kind == "f"
 
 
@@ -99,7 +94,6 @@ class Graph:
     return self.rng.random() < share
 
   def choice(self, options):
-    """One of them."""
     return self.rng.choice(list(options))
 
   def fresh(self, prefix="v"):
@@ -126,7 +120,6 @@ class Graph:
     return array
 
   def numbers(self, shape, scale=1.0, dtype=None):
-    """Normal numbers, or integers and booleans."""
     dtype = self.style.main if dtype is None else dtype
     if dtype.kind == "b":
       return np.asarray(self.data.random(tuple(shape)) < 0.5)
@@ -144,7 +137,6 @@ class Graph:
     return self.rounded(np.asarray(made, dtype))
 
   def input(self, array):
-    """A new input of the graph."""
     name = self.fresh("x")
     if self.style.special and array.dtype.kind == "f" and array.size:
       array = array.copy()
@@ -154,7 +146,6 @@ class Graph:
     return self.add(name, array, "input")
 
   def constant(self, array, dtype=None):
-    """A constant: an initializer, or a Constant node in one of its forms."""
     array = np.asarray(array, dtype)
     if self.style.dtype in HALVES and array.dtype.kind == "f":
       array = self.rounded(array)
@@ -198,11 +189,9 @@ class Graph:
     return self.input(array) if self.chance(0.04) else self.constant(array)
 
   def ints(self, values):
-    """A constant vector of int64."""
     return self.constant(np.asarray(list(values), INT))
 
   def scalar(self, value, like=None):
-    """A constant of one element, in one of the ranks in which exporters write it."""
     dtype = self.style.main if like is None else like.dtype
     shape = self.choice([(), (), (), (1,), (1, 1)]) if like is None or like.rank >= 2 else ()
     return self.constant(np.full(shape, value), dtype)
@@ -330,7 +319,6 @@ class Graph:
 
 
 def broadcasts(shape, to):
-  """Whether a shape broadcasts to another, which stays as it is."""
   return len(shape) <= len(to) and all(
     a in (b, 1) for a, b in zip(reversed(list(shape)), reversed(list(to)), strict=False)
   )
@@ -367,7 +355,6 @@ def _find(op, opset, dtype, main):
 
 
 def outputs_of(nodes):
-  """Value name to the node that makes it."""
   return {name: node for node in nodes for name in node.output if name}
 
 

@@ -58,7 +58,7 @@ class Judge:
       return Verdict("unfit", "ONNX Runtime draws other random numbers on a GPU")
     try:
       references = references_of(case)
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       return Verdict("unfit", one_line(error))
     if not self.provider.is_cpu and any(lethal.of_scale(case.model, each.feeds) for each in references):
       return Verdict("unfit", "ONNX Runtime's LayerNormalization on CUDA reads beyond a scale that broadcasts")
@@ -265,5 +265,4 @@ def _status_by_default(case, reference):
 
 
 def optimize(case, **more):
-  """`ortplugin.optimize` with the case's options."""
   return ortplugin.optimize(case.model, **{**case.options, **more})

@@ -20,12 +20,10 @@ CONVOLUTIONS = ("FusedConv", "FusedConvTranspose", "ConvGrad", "FusedMatMul")  #
 
 
 def has_convolution(model):
-  """Whether a convolution of ours is in the model."""
   return any(node.domain == OURS and node.op_type in CONVOLUTIONS for node in walk_nodes(model))
 
 
 def has_masked_attention(model):
-  """Whether a FusedAttention of the model has a mask."""
   return any(
     node.op_type == "FusedAttention" and any(each.name == "mask_dtype" for each in node.attribute)
     for node in walk_nodes(model)
@@ -51,7 +49,6 @@ def has_spoilt_scores(model, values):
 
 
 def is_special(model, *values):
-  """Whether a constant of the model or one of the values is infinite or NaN."""
   constants = [numpy_helper.to_array(each) for each in model.graph.initializer]
   for node in walk_nodes(model):
     constants += [numpy_helper.to_array(each.t) for each in node.attribute if each.HasField("t")]
@@ -72,7 +69,6 @@ def without_specials(got, wanted):
 
 
 def without_infinities(feeds):
-  """`feeds` with 1 for each element that is infinite or NaN."""
   return {
     name: np.where(_finite(array), array, np.ones((), array.dtype)) if list(_floating([array])) else array
     for name, array in feeds.items()

@@ -55,7 +55,6 @@ def _is_open(node):
 
 
 def _spelled(node, dtype, name):
-  """The nodes in place of one."""
   yield from spelled(_LIMITS, name)
   marks = list(node.input)
   for index in [0] if node.op_type in POOLS else [0, 2]:

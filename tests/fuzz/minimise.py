@@ -44,7 +44,6 @@ class Minimiser:
   # ---- the steps
 
   def _try(self, case):
-    """Takes the case if it is a finding of the same kind."""
     if case is None or time.monotonic() > self._end:
       return False
     found = self._probe(case)
@@ -109,7 +108,6 @@ class Minimiser:
           break
 
   def _plain(self):
-    """Short numbers, plain names."""
     for tensor in self._case.oracle.graph.initializer:
       self._try(ones(self._case, tensor.name))
     for digits in (0, 1, 2):
@@ -118,7 +116,6 @@ class Minimiser:
     self._try(renamed(self._case))
 
   def _passes(self):
-    """As few passes as do it."""
     from ortplugin.optimizer import PIPELINE
 
     left_out = [each for each in self._case.options.get("skip", ())]

@@ -12,7 +12,6 @@ import importlib.util
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,13 +77,7 @@ MISTAKES = (
     "[outer[axis] for axis in inner]",
     "which of two permutations is applied first",
   ),
-  Mistake(
-    "gemm-to-conv",
-    "ortplugin.passes.conv.gemm_to_conv",
-    "or scale != [1, 1]:",
-    "or False:",
-    "alpha and beta",
-  ),
+  Mistake("gemm-to-conv", "ortplugin.passes.conv.gemm_to_conv", "or scale != [1, 1]:", "or False:", "alpha and beta"),
   Mistake(
     "fuse-pointwise",
     "ortplugin.graph.pointwise",
@@ -118,7 +111,6 @@ MISTAKES = (
 
 
 def source_of(module):
-  """The file of a module of ortplugin, which is not imported for that."""
   package = importlib.util.find_spec("ortplugin")
   folders = [Path(each) for each in package.submodule_search_locations or ()]
   files = [folder.joinpath(*module.split(".")[1:]).with_suffix(".py") for folder in folders]
@@ -143,20 +135,18 @@ class _Finder:
     self._module, self._text = module, text
 
   def find_spec(self, name, path=None, target=None):
-    """The module's spec; None for any other."""
     return importlib.machinery.ModuleSpec(name, self) if name == self._module else None
 
   def create_module(self, spec):
     """As usual."""
 
   def exec_module(self, module):
-    """Runs the text."""
     exec(compile(self._text, f"<{self._module} with a mistake>", "exec"), vars(module))
 
 
 def graphs_needed(name, graphs, jobs, first=0):
   """(how many graphs it took to find the mistake, as what); None if `graphs` were not enough."""
-  from .worker import Worker
+  from .worker import Worker, in_parallel
 
   found = []
   seeds, lock = iter(range(first, first + graphs)), threading.Lock()
@@ -179,9 +169,7 @@ def graphs_needed(name, graphs, jobs, first=0):
       worker.close()
       clean.close()
 
-  with ThreadPoolExecutor(jobs) as pool:
-    for future in [pool.submit(work) for _ in range(jobs)]:
-      future.result()
+  in_parallel(jobs, work)
   return min(found, default=None)
 
 

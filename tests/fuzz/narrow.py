@@ -36,7 +36,6 @@ def with_tensors(model):
 
 
 def widen_feeds(feeds, kept):
-  """The feeds of the model in double."""
   return {name: array if name in kept else _in_double(array) for name, array in feeds.items()}
 
 
@@ -45,12 +44,10 @@ def _in_double(array):
 
 
 def narrow_feeds(feeds, dtype, kept):
-  """The feeds of the narrow model."""
   return {name: array if name in kept else narrow_array(array, dtype) for name, array in feeds.items()}
 
 
 def narrow_array(array, dtype):
-  """An array as the narrow model has it."""
   if array.dtype == FLOAT:
     with np.errstate(over="ignore"):
       return array.astype(HALVES[dtype])
@@ -96,7 +93,6 @@ def _tensor(tensor, convert):
 
 
 def walk(graph):
-  """The graph and the bodies in it."""
   yield graph
   for node in graph.node:
     for attribute in node.attribute:

@@ -64,7 +64,6 @@ def quick(wanted, got, dtype):
 
 
 def is_floating(array):
-  """Whether it holds floats."""
   return array.dtype.kind == "f" or "float" in array.dtype.name
 
 
@@ -167,7 +166,6 @@ def trials(model, feeds, dtype, names, seed, numbers=range(TRIALS)):
 
 
 def all_values(model, feeds):
-  """Each value that nodes of the outermost graph make."""
   whole = onnx.ModelProto()
   whole.CopyFrom(model)
   known = {each.name for each in whole.graph.output}

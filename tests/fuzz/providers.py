@@ -74,11 +74,9 @@ class Cuda(Provider):
     self.where = "under a CUDA graph" if graph else "on CUDA" + " with poisoned memory" * poisoned
 
   def plain(self):
-    """The same without a CUDA graph; None if this one has none."""
     return Cuda(optimize=self.optimize) if self.graph else None
 
   def unoptimized(self):
-    """The same without ONNX Runtime's own graph optimizations; None if this one has none."""
     return Cuda(self.graph, optimize=False, poisoned=self.poisoned) if self.optimize else None
 
   def session(self, model, optimize):
@@ -90,7 +88,7 @@ class Cuda(Provider):
     if self.graph:
       try:
         return _Session(data, _cuda_session(data, True, self.optimize), True)
-      except Exception as error:  # ONNX Runtime's own classes have no common base
+      except Exception as error:
         _check_gpu(error)
         if self.strict:
           raise NotCapturedError from error
@@ -99,7 +97,7 @@ class Cuda(Provider):
   def _plain(self, data):
     try:
       return _Session(data, _cuda_session(data, False, self.optimize, self.poisoned), False)
-    except Exception as error:  # ONNX Runtime's own classes have no common base
+    except Exception as error:
       _check_gpu(error)
       raise
 
@@ -138,12 +136,10 @@ class Both(Provider):
   where = "on CUDA"
 
   def modes(self):
-    """In which of them a case is judged, one after the other."""
     return Cuda(), Cuda(graph=True, strict=True)
 
 
 def provider_of(name):
-  """The provider of one of NAMES."""
   made = {
     "cpu": Provider,
     "cuda": Cuda,

@@ -45,7 +45,7 @@ def references_of(case):
     try:
       references.append(Reference(case, feeds))
       references[-1].wanted  # noqa: B018
-    except Exception:  # ONNX Runtime's own classes have no common base
+    except Exception:
       references.pop()
   return references
 
@@ -69,7 +69,6 @@ class Reference:
 
   @property
   def wanted(self):
-    """The oracle's outputs."""
     if self._wanted is None:
       if words := lethal.of_model(self.case.oracle, self.feeds):
         raise UnfitError(words)
@@ -79,12 +78,10 @@ class Reference:
     return self._wanted
 
   def narrow(self):
-    """The outputs of the model itself where the oracle is another."""
     model = emulated(self.case.model) if self.case.dtype == "bf16" else self.case.model
     return run(make_session(model), self.case.narrowed(self.feeds), self.names)
 
   def feeds_of(self, made):
-    """The feeds in the dtypes that the optimized model takes."""
     from ortplugin.check.inputs import as_wanted
 
     return as_wanted(self.case.narrowed(self.feeds), made)
@@ -169,7 +166,7 @@ class Reference:
       try:
         session = make_session(in_float(model, lacking).SerializeToString())
         return [run(session, widen_feeds(self.feeds, self.case.kept), self.names)]
-      except Exception as error:  # ONNX Runtime's own classes have no common base
+      except Exception as error:
         found = re.search(r"Could not find an implementation for (\w+)\(", str(error))
         if found is None or found[1] in lacking:
           raise

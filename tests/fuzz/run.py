@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from .guilty import find_guilty
 from .minimise import Minimiser
 from .providers import NAMES as PROVIDERS
 from .reference import Finding
-from .worker import ALONE, LIVING, Worker
+from .worker import ALONE, LIVING, Worker, in_parallel
 
 
 @dataclass
@@ -50,7 +49,6 @@ class Result:
 
   @property
   def graphs(self):
-    """How many cases there were."""
     return self.counts.total()
 
 
@@ -116,9 +114,7 @@ def fuzz(
     finally:
       worker.close()
 
-  with ThreadPoolExecutor(jobs) as pool:
-    for future in [pool.submit(work) for _ in range(jobs)]:
-      future.result()
+  in_parallel(jobs, work)
   result.seconds = time.monotonic() - start
   return result
 
@@ -150,7 +146,6 @@ def parse_seeds(text):
 
 
 def main():
-  """The command line."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--seeds", type=parse_seeds, default=range(1000), help="one, or first:last (default 0:1000)")
   parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")

@@ -62,7 +62,7 @@ def values_of(case, feeds=None):
     known.update(node.output)
   try:
     found = run(make_session(model), case.feeds[0] if feeds is None else feeds)
-  except Exception:  # ONNX Runtime's own classes have no common base
+  except Exception:
     return None
   return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 

@@ -1,5 +1,3 @@
-"""What is told apart from findings on a GPU, with a stand-in for it: faults of the original's are no findings."""
-
 from dataclasses import replace
 
 import numpy as np

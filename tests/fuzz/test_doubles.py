@@ -1,5 +1,3 @@
-"""Shrink, HardSwish, Gelu and FastGelu of double are judged in double, and what stands beside them too."""
-
 import math
 
 import numpy as np
@@ -76,8 +74,7 @@ def test_what_stays():
   body = model_of(
     "t = bool {1} y = If(t) <then () => (double[n] z) { z = Shrink(x) }, else () => (double[n] z) { z = Neg(x) }>"
   )
-  got = run(make_session(in_double(body)), {"x": X})["y"]
-  assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
+  assert_array_equal(run(make_session(in_double(body)), {"x": X})["y"][:-3], shrink(X, 0, 0.5)[:-3])
 
 
 def judge(original, optimized, monkeypatch, x=X[:-3]):
@@ -103,8 +100,7 @@ def test_what_does_not_load_as_it_is(library, monkeypatch):
   assert in_double(broken) is not broken
   run(make_session(in_double(broken)), {"x": X})
   monkeypatch.setattr(f"{__name__}.model_of", lambda each, dtype: {"original": model, "optimized": broken}[each])
-  finding = judge("original", "optimized", monkeypatch).finding
-  assert finding.kind == "load"
+  assert judge("original", "optimized", monkeypatch).finding.kind == "load"
   assert judge("optimized", "original", monkeypatch).what == "unfit"
 
 
@@ -165,15 +161,14 @@ def test_small_values_of_float32(library, name, monkeypatch):
 def test_a_comparison_with_what_it_was_made_of(library):
   """No Celu is less than its input but by rounding, of which ONNX Runtime has more than ours."""
   model = parsed(
-    """g (float[N] x) => (bool[N] y) {
+    """(float[N] x) => (bool[N] y) {
         a = Celu <alpha=0.91>(x)  y = GreaterOrEqual(a, x) }""",
     22,
     10,
   )
   x = np.linspace(-1e-4, 0, 100).astype(np.float32)
   assert not run(make_session(model), {"x": x})["y"].all()
-  case = case_of(model, {"x": x}, only=["lone-pointwise"])
-  verdict = Judge().judge(case)
+  verdict = Judge().judge(case_of(model, {"x": x}, only=["lone-pointwise"]))
   assert verdict.what == "same", verdict
   assert verdict.rewrites
 
@@ -185,7 +180,7 @@ def test_small_values_of_other_dtypes_stay():
 
 def test_small_values_in_a_body_s_own_names():
   """Whose dtypes only the body's outputs say."""
-  model = parsed("""g (float[2] s, float[1,2] x) => (float[2] t, float[1,2] y) {
+  model = parsed("""(float[2] s, float[1,2] x) => (float[2] t, float[1,2] y) {
         t, y = Scan <num_scan_inputs=1, body = b (float[2] a, c) => (d, e) {
             d = Add(a, c)  e = Sigmoid(d) }> (s, x) }""", 12, 7)  # fmt: skip
   form = through_double(model)

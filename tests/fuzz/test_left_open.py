@@ -1,5 +1,3 @@
-"""What is not finite behind a convolution on a GPU, or under a mask of attention, is not compared; all else is."""
-
 import numpy as np
 from onnx_models import one_in, parametrize, parsed
 
@@ -52,8 +50,7 @@ def problem(model, first, when_finite=True, **changes):
   got = {name: np.array(value) for name, value in reference.wanted.items()}
   for name, value in changes.items():
     got["y"].ravel()[int(name[1:])] = value
-  provider = Gpu(changes if when_finite else {})
-  return Judge(provider).problem(case, reference, ortplugin.optimize(model)[0], got)
+  return Judge(Gpu(changes if when_finite else {})).problem(case, reference, ortplugin.optimize(model)[0], got)
 
 
 @parametrize("first", [np.inf, np.nan])
@@ -87,8 +84,6 @@ def test_what_an_operator_made_finite_is_judged_on_finite_inputs(library, model,
 
 
 class Changed(Provider):
-  """Gives another number for an element of h, in every run."""
-
   def __init__(self, element, value):
     self.element, self.value = element, value
 

@@ -1,5 +1,3 @@
-"""What ends the process in ONNX Runtime alone is told from what it and we run."""
-
 import numpy as np
 import onnx.parser
 from onnx_models import add_weights, one_in, ones, op_types, parametrize, parsed, raises
@@ -23,7 +21,7 @@ NODES = {
 
 def model_of(name):
   nodes, x, w = NODES[name]
-  made = parsed(f"""g (float[{x}] x) => (float[?,?,?,?,?] y) {{ {nodes.replace("x, w, r", "x, w, w")} }}""")
+  made = parsed(f"""(float[{x}] x) => (float[?,?,?,?,?] y) {{ {nodes.replace("x, w, r", "x, w, w")} }}""")
   add_weights(made, w=np.ones([int(each) for each in w.split(", ")], np.float32))
   return made
 
@@ -70,7 +68,7 @@ def test_a_case_is_unfit_and_its_other_feeds_are_judged(library, name, shape):
   [((2, 3, 1), 0, ""), ((0, 3, 1), 1, ""), ((2, 0, 1), 1, "ONNX Runtime dies of an LSTM of no batch")],
 )
 def test_what_is_empty_beside_it_does_not_count(library, x, other, words):
-  model = parsed("""g (float[S,A,1] x, float[N] z) => (float[?,?,?,?] y, float[?] n) <float[1,4,1] w = {1,2,3,4}> {
+  model = parsed("""(float[S,A,1] x, float[N] z) => (float[?,?,?,?] y, float[?] n) <float[1,4,1] w = {1,2,3,4}> {
         a = Transpose<1,0,2>(x)  b = Transpose<1,0,2>(a)  y = LSTM<hidden_size=1>(b, w, w)
         n = Neg(z) }""")
   feeds = {"x": np.ones(x, np.float32), "z": np.ones(other, np.float32)}
@@ -80,7 +78,7 @@ def test_what_is_empty_beside_it_does_not_count(library, x, other, words):
 
 
 def test_a_shape_that_is_not_known_may_be_what_it_dies_of():
-  model = parsed("""g (float[S,A,1] x, bool[A] c) => (float[?,?,?,?] y) <float[1,4,1] w = {1,2,3,4}> {
+  model = parsed("""(float[S,A,1] x, bool[A] c) => (float[?,?,?,?] y) <float[1,4,1] w = {1,2,3,4}> {
         b = Compress<axis=1>(x, c)  y = LSTM<hidden_size=1>(b, w, w) }""")
   assert lethal.of_model(model, {"x": ones(0, 2, 1), "c": np.zeros(2, np.bool_)})
 
@@ -91,7 +89,7 @@ def test_no_pixels_in_half(library):
     inputs = [np.ones(shape, np.float16), one, one]
     assert bool(lethal.of_node("InstanceNormalization", inputs)) == (shape == shapes[0])
     assert not lethal.of_node("InstanceNormalization", [each.astype(np.float32) for each in inputs])
-  model = parsed("g (float[N,C,P] x) => (y) <float[1] s = {1}> { y = InstanceNormalization(x, s, s) }")
+  model = parsed("(float[N,C,P] x) => (y) <float[1] s = {1}> { y = InstanceNormalization(x, s, s) }")
   assert lethal.of_model(model, {"x": ones(1, 1, 0)})
   assert not lethal.of_model(model, {"x": ones(1, 1, 1)})
 
@@ -111,7 +109,7 @@ def test_regions_of_no_pixels():
 )
 def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library, name, body):
   """It divides by zero in a layout of its own, and dies of a Transpose that it draws into a MatMul in fp16."""
-  model = parsed(f"g ({name}) => (float[?,?,?,?] y) <float16[1,1] b = {{1}}, int64[1] a = {{0}}> {{ {body} }}")
+  model = parsed(f"({name}) => (float[?,?,?,?] y) <float16[1,1] b = {{1}}, int64[1] a = {{0}}> {{ {body} }}")
   dtype = model.graph.input[0].type.tensor_type.elem_type
   model.graph.output[0].type.tensor_type.elem_type = dtype
   shape = (1, 16, 1, 1) if dtype == onnx.TensorProto.FLOAT else (2, 2, 1)
@@ -128,7 +126,7 @@ def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library,
 @parametrize("perm, rotates", [("1, 2, 0", True), ("1, 0, 2", True), ("0, 2, 1", False)])
 def test_what_the_result_in_half_dies_of(library, perm, rotates, first):
   """The case as it is, which the fuzzer compares with ONNX Runtime's optimizations where it lives through them."""
-  model = parsed(f"""g (float[2,2,2] x) => (float[2,2,1] y) <float[2,1] w = {{1,2}}>
+  model = parsed(f"""(float[2,2,2] x) => (float[2,2,1] y) <float[2,1] w = {{1,2}}>
         {{ a = {first}(x)  t = Transpose<perm=[{perm}]>(a)  y = MatMul(t, w) }}""")
   options = {"precision": "fp16", "skip": ["matmul-to-fused", "fuse-transpose"]}  # which leave nothing to die of
   case = case_of(model, {"x": ones(2, 2, 2)}, checks=("ort",), **options)
@@ -144,7 +142,7 @@ def test_what_the_result_in_half_dies_of(library, perm, rotates, first):
 def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(library, mode, layout, cubic):
   """A Transpose before a cubic Resize to one row."""
   model = parsed(
-    f"""g (float[1,2,3,3] x) => (float[1,2,1,2] y)
+    f"""(float[1,2,3,3] x) => (float[1,2,1,2] y)
         <float[2,2,1,1] w = {{1,2,3,4}}, int64[4] s = {{1,2,1,2}}>
         {{ c = Conv(x, w)  y = Resize<mode="{mode}">(c, "", "", s) }}""",
     18,
@@ -161,7 +159,7 @@ def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(library, 
 def test_what_the_result_fails_of_with_a_crop(library, axis, layout, crops):
   """A Transpose before a CenterCropPad along one axis."""
   model = parsed(
-    f"""g (float[1,2,5,6] x) => (float[1,2,2,6] y) <float[2,2,1,1] w = {{1,2,3,4}}, int64[1] s = {{2}}>
+    f"""(float[1,2,5,6] x) => (float[1,2,2,6] y) <float[2,2,1,1] w = {{1,2,3,4}}, int64[1] s = {{2}}>
         {{ c = Conv(x, w)  y = CenterCropPad<axes=[{axis}]>(c, s) }}""",
     21,
     10,
@@ -175,7 +173,7 @@ def test_what_the_result_fails_of_with_a_crop(library, axis, layout, crops):
 
 @parametrize("length, beyond", [(1, False), (2, True)])
 def test_a_scale_that_is_read_beyond_on_a_gpu(length, beyond):
-  model = parsed("""g (float[n] x) => (float[?] y) <float[1] s = {1}, float[1] b = {2}>
+  model = parsed("""(float[n] x) => (float[?] y) <float[1] s = {1}, float[1] b = {2}>
         { a = Abs(x)  y = LayerNormalization<axis=0>(a, s, b) }""")
   assert lethal.of_scale(model, {"x": np.ones(length, np.float32)}) == beyond
 
@@ -214,7 +212,7 @@ def test_a_conv_in_three_dimensions_that_fails_on_a_gpu():
 def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library, op, what):
   """It draws a Pad into the AveragePool, too, which then refuses an image of no pixels."""
   model = parsed(
-    f"""g (float[1,1,n] x) => (float[?,?,?] y) <int64[6] pads = {{0,0,2,0,0,1}}>
+    f"""(float[1,1,n] x) => (float[?,?,?] y) <int64[6] pads = {{0,0,2,0,0,1}}>
         {{ a = Pad(x, pads) y = {op}<kernel_shape=[3]>(a) }}""",
     13,
     7,

@@ -1,5 +1,3 @@
-"""The form in which maxima of NaN are compared: NaN propagates, and nothing else changes by a bit."""
-
 import numpy as np
 from onnx_models import parametrize, parsed
 
@@ -61,7 +59,7 @@ def test_an_old_opset_and_what_stays():
 
 def test_behind_an_upsample():
   """Of which onnx infers no dtype where the shape of what it takes is unknown."""
-  model = parsed("""g (float[2,8,6,4] x) => (float[?,?,?,?] y)
+  model = parsed("""(float[2,8,6,4] x) => (float[?,?,?,?] y)
         <float[8,2,1,1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
             c = ConvTranspose <group=2>(x, a)
             d = Upsample <mode="nearest", scales=[1.0,1.0,1.0,1.0]>(c)

@@ -1,5 +1,3 @@
-"""The oracle: how far rounding moves an output, in every opset, and what the original leaves unwritten."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -189,8 +187,6 @@ def test_beside_a_pole_no_size_is_the_largest(kind, have, right):
 
 
 class Failing(Provider):
-  """Runs nothing."""
-
   def run(self, session, feeds):
     raise RuntimeError("Expand: invalid expand shape")
 

@@ -1,5 +1,3 @@
-"""What the fuzzer asks of a GPU, with sessions that are none; what a worker prints."""
-
 import subprocess
 import sys
 import weakref
@@ -15,7 +13,7 @@ from fuzz.providers import Cuda, LostError, NotCapturedError, provider_of
 from fuzz.test_confirm import ask
 from fuzz.worker import TESTS, environment
 
-MODEL = parsed("g (bool x) => (bool y) { y = Not(x) }")
+MODEL = parsed("(bool x) => (bool y) { y = Not(x) }")
 
 
 class Session:
@@ -106,8 +104,7 @@ def test_one_after_the_other(monkeypatch, graph, mode):
   machine.outputs = {False: np.array(False), True: np.array(graph == "wrong")}
   if graph == "fails":
     machine.running[False] = "there is no such kernel"
-  case = case_of(MODEL, {"x": np.array(True)})
-  verdict = Judge(both).judge(case)
+  verdict = Judge(both).judge(case_of(MODEL, {"x": np.array(True)}))
   assert verdict.captured == (graph in ("right", "wrong"))
   assert verdict.what == ("finding" if mode else "same")
   assert (verdict.finding.mode if verdict.finding else "") == mode

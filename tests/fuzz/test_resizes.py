@@ -1,5 +1,3 @@
-"""Resizes of one spatial dimension in two: the same numbers, and NaN only from the elements that take part."""
-
 import numpy as np
 from onnx_models import parametrize, parsed
 

@@ -1,5 +1,3 @@
-"""The form in which Where of -0 is compared: the sign stays, and nothing else changes by a bit."""
-
 import numpy as np
 from onnx_models import parametrize, parsed
 

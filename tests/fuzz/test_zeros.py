@@ -1,5 +1,3 @@
-"""A maximum of 0 and -0 has either sign, and no other number changes."""
-
 from itertools import product
 
 import numpy as np
@@ -24,8 +22,7 @@ def bits(model, x):
 )
 def test_zeros_alone_have_a_sign(node, dtype):
   x = np.array([-0.0, 2.5, -np.inf, np.nan], "f4" if dtype == "float" else "f8")
-  others = {"Min(x, zero)": [0, 0, -np.inf, np.nan], "Celu(x)": [0, 2.5, -1, np.nan]}
-  values = others.get(node, [0, 2.5, 0, np.nan])
+  values = {"Min(x, zero)": [0, 0, -np.inf, np.nan], "Celu(x)": [0, 2.5, -1, np.nan]}.get(node, [0, 2.5, 0, np.nan])
   for negative in (False, True):
     made = signed(model_of(f"y = {node}", dtype), negative)
     wanted = np.array(values, x.dtype)

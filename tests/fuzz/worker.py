@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,7 +89,6 @@ class Worker:
       return _unfit(stage, what) or Verdict("finding", finding=Finding("crash", f"{what} in '{stage}'{words}"))
 
   def close(self):
-    """Ends the process."""
     if self._process is not None:
       self._process.kill()
       self._process.wait()
@@ -130,6 +130,13 @@ def _unfit(stage, what):
   return Verdict("unfit", f"{ALONE}: {what} in '{stage}'") if stage in BEFORE else None
 
 
+def in_parallel(jobs, work):
+  """Does the work in so many threads; raises what one of them raised."""
+  with ThreadPoolExecutor(jobs) as pool:
+    for future in [pool.submit(work) for _ in range(jobs)]:
+      future.result()
+
+
 def environment():
   """This process's, with its search path, so that both use the same ortplugin."""
   paths = [str(TESTS), *(path for path in sys.path if path)]
@@ -137,7 +144,6 @@ def environment():
 
 
 def main(make_provider=provider_of):
-  """Answers tasks until the pipe is closed."""
   out = os.fdopen(os.dup(1), "wb", buffering=0)
   os.dup2(2, 1)  # what libraries print is no answer
 

@@ -30,7 +30,6 @@ def make(model, threads=0):
 
 
 def plain(model):
-  """Without the library."""
   return onnxruntime.InferenceSession(serialized(model), providers=CPU_ONLY)
 
 
@@ -39,7 +38,6 @@ def run(session, case):
 
 
 def run_one(session, case):
-  """The only output."""
   (output,) = run(session, case)
   return output
 
@@ -108,7 +106,6 @@ def assert_runs_repeat(session, case, check, times=10):
 
 
 def verify(original, optimized):
-  """Equal outputs on the CPU provider, without timing."""
   with closing(Verifier(original, providers=["cpu"], timed=False)) as verifier:
     (result,) = verifier.verify(optimized)
   assert result.inputs

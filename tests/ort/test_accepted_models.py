@@ -39,7 +39,6 @@ def reversed_nodes():
 
 
 def branches(read):
-  """An If on c whose bodies read one value."""
   return f"""If(c) <then_branch = then () => (float[2,4] p) {{ p = Relu({read}) }},
                     else_branch = other () => (float[2,4] q) {{ q = Abs({read}) }}>"""
 

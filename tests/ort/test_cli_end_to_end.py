@@ -1,5 +1,3 @@
-"""optimize-model from its arguments to the files and lines that it leaves, with ONNX Runtime on the CPU."""
-
 import json
 import os
 import subprocess
@@ -22,14 +20,11 @@ BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 
 
 def two_adds():
-  """y = |x| + 1, z = e^x + 1."""
-  return parsed("""g (float[n,4] x) => (y, z) <float one = {1}> {
+  return parsed("""(float[n,4] x) => (y, z) <float one = {1}> {
     [abs] a = Abs(x)  [add_y] y = Add(a, one)  [exp] e = Exp(x)  [add_z] z = Add(e, one) }""")
 
 
 class Rename:
-  """A pass that renames nodes one by one, right or wrong."""
-
   def __init__(self, name, change):
     self.name, self.summary, self.change = name, "for a test", change
 
@@ -50,7 +45,6 @@ def renamed(node):
 
 
 def broken(node):
-  """Turns the second Add into a Sub, which is wrong."""
   if node.op != "Add" or not node.name.startswith("add_z"):
     return False
   node.op = "Sub"
@@ -83,7 +77,6 @@ def failed(done):
 
 @pytest.fixture
 def passes(patch):
-  """Sets the passes that there are."""
   return lambda *table: patch(pipeline, "TABLE", table)
 
 
@@ -125,7 +118,7 @@ def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(tm
 
 
 def test_a_model_with_nothing_to_fuse(tmp_path, run):
-  model = parsed("g (float[n,4] x) => (y) { [softmax] y = Softmax(x) }")
+  model = parsed("(float[n,4] x) => (y) { [softmax] y = Softmax(x) }")
   status, text, _ = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert status == 0
   assert "Nothing to rewrite: 0 rewrites" in text
@@ -269,7 +262,7 @@ def test_tolerances_decide(tmp_path, run, passes):
 
 def test_random_outputs_are_compared_by_shape(tmp_path, run, passes):
   passes(Rename("rename", renamed))
-  model = parsed("g (float[n,4] x) => (y) { [random] r = RandomNormalLike(x)  [a] y = Add(x, r) }")
+  model = parsed("(float[n,4] x) => (y) { [random] r = RandomNormalLike(x)  [a] y = Add(x, r) }")
   report = tmp_path / "r.json"
   succeeded(run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--report", report))
   assert "only shape and dtype were compared" in report.read_text()
@@ -277,17 +270,16 @@ def test_random_outputs_are_compared_by_shape(tmp_path, run, passes):
 
 def test_sequences_and_maps_are_compared(tmp_path, run, passes):
   passes(Rename("rename", renamed))
-  model = parsed("""g (float[n,4] x) => (seq(float[]) s, seq(map(int64, float[])) m) {
+  model = parsed("""(float[n,4] x) => (seq(float[]) s, seq(map(int64, float[])) m) {
     [construct] s = SequenceConstruct(x, x)
     [zip] m = ai.onnx.ml.ZipMap <classlabels_int64s=[1,2,3,4]>(x) }""")
   model.opset_import.add(domain="ai.onnx.ml", version=3)
-  text = succeeded(run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx"))
-  assert text.count("agrees") >= 2
+  assert succeeded(run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")).count("agrees") >= 2
 
 
 def test_bfloat16_models_are_compared(tmp_path, run, passes):
   passes(Rename("rename", renamed))
-  model = parsed("g (bfloat16[2,4] x) => (y) { [up] f = Cast <to=1>(x)  [down] y = Cast <to=16>(f) }")
+  model = parsed("(bfloat16[2,4] x) => (y) { [up] f = Cast <to=1>(x)  [down] y = Cast <to=16>(f) }")
   np.savez(tmp_path / "data.npz", x=np.ones((2, 4), ml_dtypes.bfloat16))
   source = save(model, tmp_path / "in.onnx")
   text = succeeded(run(source, "-o", tmp_path / "out.onnx", "--inputs", tmp_path / "data.npz"))
@@ -296,7 +288,7 @@ def test_bfloat16_models_are_compared(tmp_path, run, passes):
 
 def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path, run, passes):
   passes(Rename("rename", renamed))
-  model = parsed("g (float[6] x, int64[2] shape) => (float[a,b] y) { [reshape] y = Reshape(x, shape) }")
+  model = parsed("(float[6] x, int64[2] shape) => (float[a,b] y) { [reshape] y = Reshape(x, shape) }")
   source, out = save(model, tmp_path / "in.onnx"), tmp_path / "out.onnx"
   _, errors = failed(run(source, "-o", out))
   assert not out.exists()

@@ -1,5 +1,3 @@
-"""FusedConv in ONNX Runtime on the CPU: its reference, ONNX Runtime's own Conv; shapes; threads; what is refused."""
-
 import re
 from dataclasses import replace
 from functools import partial
@@ -145,7 +143,6 @@ def test_padding_follows_the_shape(auto_pad):
 
 
 def test_weights_may_change_from_run_to_run():
-  """The weights of an input are never taken for the last run's."""
   case = by_name["3x3, float16, NHWC"]
   session = make(case.model())
   for number in range(3):
@@ -222,7 +219,6 @@ IN_OTHER_WORDS = (  # of the specification in Python
 
 @parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(name):
-  """By the library and by the specification."""
   wrong = WRONG[name]
   assert_refused(wrong, "FusedConv")
   (node,) = onnx.load_model_from_string(wrong.model()).graph.node
@@ -261,8 +257,7 @@ def test_a_chain_of_convolutions():
   ]
   constants = {"b": rng.standard_normal(8).astype(np.float16), **{f"w{i}": each for i, each in enumerate(weights)}}
   image = "float16[n,9,7,8]"
-  model = built(nodes, f"{image} x", f"{image} y", OPSET, 9, domains=["ortplugin"], weights=constants)
-  session = make(model)
+  session = make(built(nodes, f"{image} x", f"{image} y", OPSET, 9, domains=["ortplugin"], weights=constants))
   x = rng.standard_normal((4, 9, 7, 8)).astype(np.float16)
   (found,) = session.run(None, {"x": x})
   values = {"x": x, **constants}

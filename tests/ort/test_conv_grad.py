@@ -1,9 +1,7 @@
-"""ConvGrad in ONNX Runtime on the CPU: its reference; shapes; threads; what is refused."""
-
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
 from node_cases import typed
-from onnx_models import zeros
+from onnx_models import parametrize, zeros
 
 import ortplugin
 from ort.host import assert_equals_reference, make, on_any_threads, run
@@ -29,12 +27,12 @@ LARGE_CASES = tuple(
 )
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   assert_equals_reference(case, check)
 
 
-@pytest.mark.parametrize("case", LARGE_CASES)
+@parametrize("case", LARGE_CASES)
 def test_the_number_of_threads_changes_no_bit(case):
   on_any_threads(case)
 
@@ -78,7 +76,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("words", WRONG)
+@parametrize("words", WRONG)
 def test_a_wrong_node_is_refused(words):
   changes, shapes = WRONG[words]
   case = by_name["3x3, NCHW, float"]

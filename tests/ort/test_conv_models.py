@@ -31,7 +31,6 @@ def original_of(name):
 
 
 def half(model):
-  """The same in float16 throughout."""
   for tensor in (*model.graph.initializer, *(a.t for n in model.graph.node for a in n.attribute if a.name == "value")):
     if tensor.data_type == onnx.TensorProto.FLOAT:
       tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
@@ -42,7 +41,6 @@ def half(model):
 
 
 def apart(model):
-  """The pointwise operators that are no part of a convolution or norm."""
   return [node.op_type for node in model.graph.node if node.op_type in POINTWISE]
 
 
@@ -55,7 +53,6 @@ def transposes(model):
 
 
 def layouts(model):
-  """The layouts of the convolutions."""
   found = [
     next((a.s.decode() for a in node.attribute if a.name == "layout"), "NCHW")
     for node in model.graph.node

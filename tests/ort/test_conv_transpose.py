@@ -1,5 +1,3 @@
-"""FusedConvTranspose in ONNX Runtime on the CPU: its reference and its decomposition; shapes; what is refused."""
-
 from conv_transpose_cases import BIAS_RELU, CASES, GEOMETRIES, OPERATOR, RESIDUAL, Case, by_name, check
 from node_cases import typed
 from onnx_models import computed, parametrize, raises, zeros

@@ -1,5 +1,3 @@
-"""ortplugin.run on device arrays, with a device in host memory: what is copied between host and device."""
-
 import sys
 import weakref
 from contextlib import nullcontext
@@ -17,7 +15,7 @@ from ort.host import CPU_ONLY
 from ortplugin.errors import RuntimeMissingError, UsageError
 from ortplugin.session import core, device
 
-MODEL = """g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add(x, x)  y = Reshape(d, shape) }"""
+MODEL = """(float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add(x, x)  y = Reshape(d, shape) }"""
 X = np.arange(12, dtype=np.float32).reshape(2, 6)
 UP, DOWN = ("upload", (2, 6)), ("download", (2,))
 
@@ -76,8 +74,6 @@ def test_a_plain_run_takes_device_arrays_where_they_are(cupy):
 
 
 class Foreign:
-  """A tensor of another library."""
-
   def __init__(self, array, place):
     self.array, self.place = array, place
 
@@ -101,7 +97,7 @@ def test_strided_arrays_and_those_of_other_libraries(cupy):
 
 
 def identity(kind="float[n]", graph=False):
-  model = parsed(f"g ({kind} x) => (y) {{ y = Identity(x) }}").SerializeToString()
+  model = parsed(f"({kind} x) => (y) {{ y = Identity(x) }}").SerializeToString()
   return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), (), graph)
 
 
@@ -168,12 +164,11 @@ def test_dtypes_are_checked_wherever_the_array_is(cupy, graph):
 def test_what_the_host_makes_is_bound_there(cupy):
   """On a GPU ONNX Runtime copies it into memory that kernels in flight use still."""
   model = parsed(
-    """g (float[2,6] x) => (y, z, float[0] e) <int64[1] none = {0}, float zero = {0}>
+    """(float[2,6] x) => (y, z, float[0] e) <int64[1] none = {0}, float zero = {0}>
         { y = Add(x, x)  z = Hardmax(x)  e = Expand(zero, none) }""",
     18,
   )
-  host = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
-  made = DeviceSession(host, {"z", "e"}, False)
+  made = DeviceSession(onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY), {"z", "e"}, False)
   found = ortplugin.run(made, {"x": X}, ["z", "e", "y"])
   assert made.bound == {"z": "cpu", "e": "cpu", "y": "cuda"}
   assert all(isinstance(each, cupy.ndarray) for each in found.values())
@@ -207,7 +202,7 @@ def test_a_capture_that_failed_is_made_again(cupy, patch):
   assert np.array_equal(ortplugin.run(made, {"x": X, "shape": shape(3, 4)})["y"].array, 2 * X.reshape(3, 4))
 
 
-COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
+COUNTING = """(float[N] x, bool[N] m) => (float[K] y, float[N] z)
     { %s z = Neg(x) }"""
 
 
@@ -222,8 +217,7 @@ COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
 def test_what_counts_on_the_host_is_not_captured(nodes, words, patch):
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
-  model = parsed(COUNTING % nodes, 18).SerializeToString()
-  session = onnxruntime.InferenceSession(model, options, providers=CPU_ONLY)
+  session = onnxruntime.InferenceSession(parsed(COUNTING % nodes, 18).SerializeToString(), options, providers=CPU_ONLY)
   core.check_captured(session)  # nothing runs on a GPU
   patch(core, "CUDA", core.CPU)
   with raises(UsageError, words) if words else nullcontext():

@@ -1,5 +1,3 @@
-"""Verification in a process of its own: what dies there ends in a verdict here."""
-
 import os
 import subprocess
 import sys
@@ -26,7 +24,7 @@ from ortplugin.optimizer import pipeline
 from ortplugin.report import PLAIN
 from ortplugin.session import CPU
 
-MODEL = """g (float[4,8] x) => (y) { a = Abs(x) y = Neg(a) }"""
+MODEL = """(float[4,8] x) => (y) { a = Abs(x) y = Neg(a) }"""
 HOW = {
   "segmentation": "died of SIGSEGV (Segmentation fault)",
   "abort": "died of SIGABRT (Aborted): terminate called after throwing an instance of 'std::bad_alloc'",
@@ -47,7 +45,6 @@ def process(folder, fault="", kind=dying.Dying, **more):
 
 
 def message(result):
-  """Of the one comparison that failed, or ''."""
   return next((output.message for each in result.inputs for output in each.outputs if not output.passed), "")
 
 
@@ -119,8 +116,7 @@ def test_a_lost_process_is_replaced(tmp_path):
     number = judge._child.call("number", seconds=lambda doing: 60)
     assert number != os.getpid()
     assert judge._child.call("number", seconds=lambda doing: 60) == number
-    wrong = parsed(MODEL.replace("Abs", "Sin"))
-    onnx.save(wrong, tmp_path / "wrong.onnx")
+    onnx.save(parsed(MODEL.replace("Abs", "Sin")), tmp_path / "wrong.onnx")
     assert not judge.agrees(CPU, Side(tmp_path / "wrong.onnx", plugin=False))
     assert judge._child.call("number", seconds=lambda doing: 60) != number
 
@@ -166,7 +162,6 @@ def test_nothing_is_left_behind(tmp_path):
 
 
 def test_it_ends_with_its_parent(tmp_path):
-  """Whatever it is at, as where the parent was killed."""
   saved(tmp_path, "hang", "bad.onnx")
   code = f"""
 import sys; sys.path[:] = {sys.path!r}
@@ -210,7 +205,7 @@ verifier.close()
 
 
 def test_inputs_need_no_weights():
-  model = parsed("g (int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z) { y = Gather(table, i) z = Abs(x) }")
+  model = parsed("(int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z) { y = Gather(table, i) z = Abs(x) }")
   table = zeros(7, 64)
   add_weights(model, table=table)
   light = without_weights(model)

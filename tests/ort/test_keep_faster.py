@@ -95,8 +95,6 @@ def test_what_can_not_be_timed(monkeypatch):
 
 
 class Delay:
-  """A pass that makes one Abs many."""
-
   name, summary = "delay", "for a test"
 
   def __call__(self, graph, limit=None):

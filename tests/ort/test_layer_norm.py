@@ -67,7 +67,6 @@ def test_the_list_of_what_lacks_a_decomposition_is_current():
 
 @parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
-  """In its own precision: every operator rounds, in float16 too."""
   found, unit = run_decomposed(case)
   check(case, found, expect(case, unit=4 * unit))
 
@@ -225,7 +224,6 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def refusals(library):
-  """(stage, message) of every wrong node."""
   return refusals_of(
     {
       name: (each.model(), None if each.fed is None else [("float32", shape, None) for shape in each.fed])

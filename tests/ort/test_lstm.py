@@ -1,5 +1,3 @@
-"""FusedLSTM in ONNX Runtime on the CPU: its reference, what its decomposition gives, shapes, threads, refusals."""
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""An ONNX Runtime that is too old gets a status that says so, and no crash (RELIABILITY 40)."""
+"""An ONNX Runtime that is too old gets a status that says so, and no crash."""
 
 import ctypes
 

@@ -1,5 +1,3 @@
-"""FusedPointwise in ONNX Runtime on the CPU: its reference, its decomposition, memory taken over; what is refused."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -67,7 +65,6 @@ def test_most_cases_have_a_decomposition():
 
 @parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
-  """In its own precision: every operator rounds, in float16 too."""
   found, unit = run_decomposed(case)
   if case.name.startswith(("no overflow between", "results of fewer inputs, float16")):
     return  # float16 rounds, or overflows, in every operator
@@ -122,7 +119,6 @@ def test_unknown_ranks_stay_unknown_until_the_run():
 
 
 def test_shapes_may_change_from_run_to_run():
-  """Sizes, and which axes are broadcast."""
   session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
   for shapes in (*CHANGING, ((4, 33, 1023), (1, 33, 1), (33, 1023))):
     case = Case(f"changing {shapes}", typed(LERP, "float16"), shapes)

@@ -18,7 +18,6 @@ from ortplugin.program import parse
 
 
 def model_of(program, node_type="FusedPointwise"):
-  """A node named `culprit` with the program; `program`: the attribute's value, whatever it is."""
   attributes = {} if program is None else {"program": program}
   node = helper.make_node(node_type, ["x", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", **attributes)
   return built([node], "float[4] x, uint8[4] u", "float[] y, uint8[] z, bool[] i", 18, 9, domains=["ortplugin"])
@@ -39,7 +38,6 @@ def session_of(model):
 
 
 def refusal(model):
-  """What is said to the model; '' if it is accepted."""
   try:
     session_of(model)
   except Exception as error:  # each of ONNX Runtime's errors has a class of its own

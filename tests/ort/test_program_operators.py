@@ -1,5 +1,3 @@
-"""The evaluator has every operator of the table, in every dtype: each alone, against the reference."""
-
 import numpy as np
 from onnx_models import parametrize
 from operator_places import dtypes_of, example

@@ -37,7 +37,6 @@ def test_the_python_lines_run(tmp_path, monkeypatch):
 
 
 def anchors(text):
-  """What links to the headings of a Markdown text end with."""
   headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
   return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,5 +1,3 @@
-"""Replays of a CUDA graph and the judgement on them, with the CPU provider in the place of a GPU."""
-
 from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
@@ -14,7 +12,7 @@ from onnx_models import parametrize, parsed, raises
 from ort.host import plain
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
 
-TWO_SUMS = """g (float[4,8] a, float[8] b) => (float[4,8] y, z) { y = Add(a, b) z = Mul(a, b) }"""
+TWO_SUMS = """(float[4,8] a, float[8] b) => (float[4,8] y, z) { y = Add(a, b) z = Mul(a, b) }"""
 
 
 def session_of(model):
@@ -43,7 +41,6 @@ def replay(gpu=None, spoil=None, given=None, **more):
 
 
 def verdict(replayed, case=0, **more):
-  """Output name to message, of those that did not pass."""
   judged = compare_replays(replayed, case, wanted(cases()[case]), **more)
   return {output.name: output.message for output in judged if not output.passed}
 
@@ -60,8 +57,7 @@ def test_every_replay_is_kept_and_the_host_waits_for_none():
   assert not verdict(replayed, 1)
   assert replayed.differing("y") == 0
   queue = "".join({"wait": "w", "replay": "r"}.get(word, "") for word in gpu.log)
-  batches = sorted(len(part) for part in queue.split("w"))
-  assert batches[-2:] == [REPLAYS // 2, REPLAYS // 2]
+  assert sorted(len(part) for part in queue.split("w"))[-2:] == [REPLAYS // 2, REPLAYS // 2]
   assert gpu.log.count("disturb") > REPLAYS // 2
   assert gpu.log.count("fill") == REPLAYS // 2 * 2, "every other replay, two outputs"
 
@@ -207,7 +203,7 @@ def test_runs_that_are_waited_for_are_told():
 
 
 def test_strings_are_a_reason():
-  make = partial(CapturingSession, session_of(parsed("g (string[2] a) => (y) { y = Identity(a) }")))
+  make = partial(CapturingSession, session_of(parsed("(string[2] a) => (y) { y = Identity(a) }")))
   with GraphSession(make, 0, FakeGpu()) as graphs, raises(NotCaptured, r"'a' is a tensor\(string\)"):
     graphs.replay([{"a": np.array(["x", "y"], dtype=object)}])
 
@@ -217,7 +213,7 @@ def test_strings_are_a_reason():
 def test_dtypes_and_shapes(kind, shape):
   number = TensorProto.DataType.Value(kind)
   value = f"{kind.lower()}[{','.join(map(str, shape))}]" if shape else kind.lower()
-  model = parsed(f"g ({value} x) => ({value} y) {{ y = Identity(x) }}")
+  model = parsed(f"({value} x) => ({value} y) {{ y = Identity(x) }}")
   x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(helper.tensor_dtype_to_np_dtype(number))
   with GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs:
     replayed = graphs.replay([{"x": x}])

@@ -45,7 +45,7 @@ MODELS = {
 
 
 def model_of(nodes, dtype="float16"):
-  made = parsed(f"""g ({dtype}[2, {WIDTH}] x, r) => (y) {{ {nodes} }}""", 18)
+  made = parsed(f"""({dtype}[2, {WIDTH}] x, r) => (y) {{ {nodes} }}""", 18)
   for name, array in CONSTANTS.items():
     if f", {name}" in nodes:
       add_weights(made, **{name: array})

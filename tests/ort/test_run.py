@@ -1,5 +1,3 @@
-"""`session` and `run` with ONNX Runtime on the CPU."""
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -7,7 +5,7 @@ import onnxruntime
 import pytest
 from node_cases import identity_model
 from onnx import TensorProto, helper
-from onnx_models import built, ones, parametrize, raises
+from onnx_models import built, ones, parametrize, raises, value_infos
 
 import ortplugin
 from ortplugin import register, run
@@ -107,7 +105,7 @@ def test_arrays_of_other_libraries():
 def test_chosen_outputs():
   model = onnx.load_model_from_string(identity_model(TensorProto.FLOAT, 21))
   model.graph.node.append(helper.make_node("Neg", ["x"], ["z"]))
-  model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", "m"]))
+  model.graph.output.extend(value_infos("float[n,m] z"))
   session = plain_session(model.SerializeToString())
   assert list(run(session, {"x": ones(1, 1)}, ["z"])) == ["z"]
   with raises(UsageError, "no output 'w'"):

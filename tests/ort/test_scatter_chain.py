@@ -1,5 +1,3 @@
-"""Updates of one tensor, one after the other, are made in its memory: ONNX Runtime grants it if it knows the shapes."""
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,6 @@ IN_PLACE = 0.25  # a copy takes about as long as the Neg of the same tensor, an 
 
 
 def model(graph):
-  """`graph` with the constants i0 to i3 that it reads, an index of one row each."""
   made = parsed(graph, 18)
   used = {name for node in made.graph.node for name in node.input}
   add_weights(made, **{f"i{number}": [[number * 7]] for number in range(4) if f"i{number}" in used})
@@ -60,9 +57,9 @@ def expected(feeds, count):
 
 CHAIN = "  ".join(f"a{number + 1} = ScatterND(a{number}, i{number}, u)" for number in range(4)) + "  y = Neg(a4)"
 SHAPES = {
-  "known": f"g (float[{ROWS},{WIDTH}] x, float[1,{WIDTH}] u) => (float[{ROWS},{WIDTH}] y) {{ a0 = Neg(x)  {CHAIN} }}",
-  "named": f"g (float[N,M] x, float[1,M] u) => (float[N,M] y) {{ a0 = Neg(x)  {CHAIN} }}",
-  "computed": "g (float[N,M] x, float[1,M] u, int64[2] shape) => (float[A,B] y) "
+  "known": f"(float[{ROWS},{WIDTH}] x, float[1,{WIDTH}] u) => (float[{ROWS},{WIDTH}] y) {{ a0 = Neg(x)  {CHAIN} }}",
+  "named": f"(float[N,M] x, float[1,M] u) => (float[N,M] y) {{ a0 = Neg(x)  {CHAIN} }}",
+  "computed": "(float[N,M] x, float[1,M] u, int64[2] shape) => (float[A,B] y) "
   f"{{ b = Reshape(x, shape)  a0 = Neg(b)  {CHAIN} }}",
 }
 
@@ -82,7 +79,7 @@ def test_a_chain_stays_in_place(shapes, skip, feeds, tmp_path):
 
 def test_data_that_is_needed_later_is_copied(feeds, tmp_path):
   del feeds["shape"]
-  original = model("""g (float[N,M] x, float[1,M] u) => (float[N,M] y, z, w) {
+  original = model("""(float[N,M] x, float[1,M] u) => (float[N,M] y, z, w) {
         a0 = Neg(x)  a1 = ScatterND(a0, i0, u)  a2 = ScatterND(a0, i1, u)  y = Neg(a1)  z = Neg(a2)
         w = ScatterND(x, i2, u) }""")
   optimized, _ = ortplugin.optimize(original, skip=APART)
@@ -100,7 +97,7 @@ def test_data_that_is_needed_later_is_copied(feeds, tmp_path):
 
 
 def test_updates_that_are_the_data_too(tmp_path):
-  original = model("g (float[1,M] x) => (y) { a = Neg(x)  b = ScatterND(a, i0, a)  y = Neg(b) }")
+  original = model("(float[1,M] x) => (y) { a = Neg(x)  b = ScatterND(a, i0, a)  y = Neg(b) }")
   x = np.arange(8, dtype=np.float32).reshape(1, 8)
   outputs, _ = run(ortplugin.optimize(original, skip=APART)[0], {"x": x}, tmp_path)
   assert_array_equal(outputs[0], x)

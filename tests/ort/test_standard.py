@@ -1,5 +1,3 @@
-"""`ortplugin.session` without a GPU: convolutions in float are ONNX Runtime's own there."""
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +17,6 @@ from ortplugin.standard import standard_on_cpu
 
 
 def network(dtype="float32", op="Conv"):
-  """A convolution, a norm over channels, an activation, a pool; a slice of the image is overwritten first."""
   rng = np.random.default_rng(0)
   tensors = {
     "w": rng.standard_normal((8, 8, 3, 3)) / 8,
@@ -29,7 +26,7 @@ def network(dtype="float32", op="Conv"):
   }
   kind = {"float32": "float"}.get(dtype, dtype)
   return parsed(
-    f"""g ({kind}[N,8,9,9] x) => ({kind}[N,8,8,8] y) <int64[1,1] i = {{1}}> {{
+    f"""({kind}[N,8,9,9] x) => ({kind}[N,8,8,8] y) <int64[1,1] i = {{1}}> {{
         a = ScatterND(x, i, u)  c = {op} <pads=[1,1,1,1]>(a, w)  r = Relu(c)
         n = LayerNormalization(r, g, h)  m = Mul(n, n)  y = MaxPool <kernel_shape=[2,2]>(m) }}""",
     18,
@@ -156,8 +153,7 @@ def test_verification_times_what_a_session_runs(tmp_path, patch):
 
   real = judge._runner
   patch(judge, "_runner", runner)
-  question = judge.Question(sides[0], without_weights(model).SerializeToString())
-  judged = judge.Judge(question)
+  judged = judge.Judge(judge.Question(sides[0], without_weights(model).SerializeToString()))
   result = judged.verify(core.CPU, sides[1], timed=True)
   assert result.passed
   assert result.optimized_ms is not None

@@ -1,5 +1,3 @@
-"""FusedSumTo in ONNX Runtime on the CPU: its reference and its decomposition; shapes; threads; what is refused."""
-
 from node_cases import OPSET, typed
 from onnx_models import parametrize
 from sum_to_cases import BOTH, CASES, CHANGING, LARGE_CASES, LERP_GRAD, Case, by_name, check, expect, model_of, summed
@@ -26,7 +24,6 @@ DECOMPOSED = [case for case in CASES if "bfloat16" not in case.program.dtypes.va
 
 @parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
-  """In its own precision: every operator rounds, in float16 too."""
   model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
   dtypes = set(case.program.dtypes.values())
   unit = 2.0**-11 if "float16" in dtypes else 2.0**-21 if "float" in dtypes else 2.0**-50

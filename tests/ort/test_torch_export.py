@@ -1,5 +1,3 @@
-"""Functions of PyTorch with gradients inside, exported and run in ONNX Runtime: the same numbers."""
-
 import sys
 from collections import Counter
 
@@ -18,7 +16,6 @@ functional = torch.nn.functional
 
 
 def check(function, args, expected, tolerance=1e-4):
-  """Exports, counts our operators, compares with PyTorch before and after the optimizer."""
   wanted = function(*[each.detach().requires_grad_(each.is_floating_point()) for each in args])
   model = torch_export.export(function, args)
   assert Counter(node.op_type for node in model.graph.node if node.domain == "ortplugin") == expected
@@ -57,12 +54,10 @@ def test_gradients_of_convolutions(transposed, groups, attributes):
 
 
 def test_a_saliency_map():
-  """Only the image's gradient is asked for."""
   torch.manual_seed(2)
 
   def saliency(x, w):
-    score = functional.conv2d(x, w, padding=1).tanh().sum()
-    return torch.autograd.grad(score, [x])
+    return torch.autograd.grad(functional.conv2d(x, w, padding=1).tanh().sum(), [x])
 
   model = check(saliency, (torch.randn(1, 3, 8, 8), torch.randn(5, 3, 3, 3)), Counter({"ConvGrad": 1}))
   (node,) = [each for each in model.graph.node if each.op_type == "ConvGrad"]

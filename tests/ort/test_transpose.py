@@ -1,5 +1,3 @@
-"""FusedTranspose in ONNX Runtime on the CPU: its reference, what its decomposition gives, shapes, threads, refusals."""
-
 import numpy as np
 from node_cases import OPSET, bits, model_with
 from onnx import helper
@@ -39,7 +37,7 @@ def test_the_decomposition_gives_the_same(name):
 
 def test_attention_as_exporters_write_it(rng):
   """Of coat: Q, K and V, and V without its class token; the same outputs with and without the pass."""
-  graph = """g (float[N,50,96] x) => (float[N,4,50,50] s, float[N,4,8,49] v)
+  graph = """(float[N,50,96] x) => (float[N,4,50,50] s, float[N,4,8,49] v)
     <int64[5] heads = {0,50,3,4,8}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[1] one = {1},
      int64[1] end = {9223372036854775807}, int64[1] two = {2}> {
       h = Reshape(x, heads)  t = Transpose<2,0,3,1,4>(h)

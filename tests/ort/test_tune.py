@@ -1,5 +1,3 @@
-"""--tune: what measures fastest stands in the model, on the CPU provider."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +21,6 @@ SCATTER = "ScatterElements"
 
 
 def two_scatters():
-  """Two alike scatters and one of another size, with the operators of the plugin, and inputs."""
   nodes = [
     helper.make_node(SCATTER, ["data", "at", "a"], ["first"], "one", domain="ortplugin", axis=0),
     helper.make_node(SCATTER, ["first", "at", "a"], ["second"], "two", domain="ortplugin", axis=0),
@@ -188,7 +185,6 @@ DATA_WAYS, WEIGHT_WAYS = ("own", "engine=1;k2=3", "engine=2"), ("engine=1", "own
 
 
 def gradient(patch):
-  """A gradient whose operator offers ways for dX and for dW, on every provider, and inputs."""
   ways = [{"data_algorithm": each} for each in DATA_WAYS] + [{"weight_algorithm": each} for each in WEIGHT_WAYS]
   operator = replace(CONV_GRAD, variants=lambda node: ways)
   patch(tune, "find", lambda domain, name: operator)
@@ -197,7 +193,6 @@ def gradient(patch):
 
 
 def ways_of(candidate):
-  """The algorithms for dX and for dW; None for standard ONNX."""
   if candidate[-1].domain != "ortplugin":
     return None
   given = {each.name: each.s.decode() for each in candidate[0].attribute if each.name.endswith("_algorithm")}

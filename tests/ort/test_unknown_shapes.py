@@ -1,12 +1,10 @@
-"""What stands behind a tensor whose shape ONNX Runtime can't tell or infers wrongly."""
-
 import numpy as np
 import onnx
 import onnx.parser
 from node_cases import model_with
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx.helper import make_node
-from onnx_models import parametrize, parsed
+from onnx_models import parametrize, parsed, value_infos
 
 import ortplugin
 from ort.host import make
@@ -79,17 +77,13 @@ def test_an_unknown_rank_is_no_scalar(name):
   hidden = Hidden(name)
   model = onnx.load_from_string(
     model_with(
-      [
-        make_node("Reshape", ["i0", "shape"], ["h"]),
-        hidden.node,
-        make_node("Gather", ["y", "places"], ["z"], axis=0),
-      ],
+      [make_node("Reshape", ["i0", "shape"], ["h"]), hidden.node, make_node("Gather", ["y", "places"], ["z"], axis=0)],
       [*hidden.declared, ("shape", "int64", ("rank",))],
       [("z", "float")],
       [*hidden.constants, ("places", np.array([1, 0]))],
     )
   )
-  model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+  model.graph.value_info.extend(value_infos("float[] y"))
   found = _outputs(model.SerializeToString(), {**hidden.arrays, "shape": np.array(hidden.arrays["i0"].shape)})
   assert np.array_equal(found, hidden.wanted[[1, 0]])
 
@@ -127,7 +121,7 @@ def test_a_length_of_zero_is_unknown_before_a_run(name, axis):
 @parametrize("body", ["y = Abs(r)", "a = Abs(r)  y = Sin(a)  "])
 def test_a_scan_that_gives_out_a_scalar(body):
   """Its body declares no shapes, and ONNX Runtime asks for those of what it gives out."""
-  model = parsed(f"""g (float[?] xs, float start) => (last, float[?] each) {{
+  model = parsed(f"""(float[?] xs, float start) => (last, float[?] each) {{
       last, each = Scan <num_scan_inputs=1, body = body (float[] s, x) => (t, y) {{
         t = Add(s, x)  r = Relu(t)  {body}
       }}> (start, xs)

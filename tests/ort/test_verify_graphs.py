@@ -62,8 +62,6 @@ class Rounding:
 
 
 class Machine:
-  """What replaces the GPU: its faults, and what it was asked for."""
-
   def __init__(self, monkeypatch):
     self.spoil = no_fault
     self.refuse = lambda model: ""
@@ -111,7 +109,6 @@ def parsed(text=MODEL):
 
 
 def renamed(name="new", text=MODEL):
-  """The same model with another name, by which a fault knows it."""
   model = parsed(text)
   model.graph.name = name
   return model

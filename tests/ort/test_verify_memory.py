@@ -21,7 +21,7 @@ print(json.dumps([status, *(resource.getrusage(who).ru_maxrss << 10
 def peaks(folder, rows):
   """The most memory of the command and of its judge, for a model with an input of rows KiB."""
   model = parsed(
-    f"""g (uint8[{rows}, 1024] x) => (uint8[1024, {rows}] y) {{
+    f"""(uint8[{rows}, 1024] x) => (uint8[1024, {rows}] y) {{
             z = Identity(x)
             y = Transpose <perm=[1,0]>(z) }}""",
     18,

@@ -28,14 +28,13 @@ def it_ends(patch):
 
 
 def shapes(text, opset=17):
-  """The shapes of all values of a graph in ONNX's textual syntax."""
   graph = annotated(parsed(f"{text}", opset, domains=["com.microsoft"]))
   return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
 
 
 def test_names_of_outputs_give_way_to_lengths():
   """Every value is an output whose declared name contradicts what is inferred."""
-  found = shapes("""g (float[3,2] x, float[2,P] r) => (float[L,M] v0, float[M,P] v1, float[M,B] v3)
+  found = shapes("""(float[3,2] x, float[2,P] r) => (float[L,M] v0, float[M,P] v1, float[M,B] v3)
     <float[2] g = {1,1}> { v0 = com.microsoft.SkipLayerNormalization(x, r, g)  v1 = Add(v0, x)
     v2 = LayerNormalization(v1, g)  v3 = Add(v1, r) }""")
   assert found["v0"] == found["v1"] == found["v2"] == (3, 2)
@@ -43,19 +42,19 @@ def test_names_of_outputs_give_way_to_lengths():
 
 def test_a_name_of_the_input_wins_over_a_declared_length():
   """As where a network was exported for one image and its input was opened then."""
-  text = "g (float[N,4] x) => (float[B,4] y) <float[1,4] a> { a = Relu(x)  y = Neg(a) }"
+  text = "(float[N,4] x) => (float[B,4] y) <float[1,4] a> { a = Relu(x)  y = Neg(a) }"
   assert shapes(text) == {"a": ("N", 4), "y": ("N", 4)}
-  text = """g (float[N,4] x, float[4] s) => (float[B,4] y) <float[1,4] a>
+  text = """(float[N,4] x, float[4] s) => (float[B,4] y) <float[1,4] a>
     { a = com.microsoft.SkipLayerNormalization(x, x, s)  y = Neg(a) }"""
   assert shapes(text)["a"] == ("N", 4)
 
 
 def test_what_only_the_model_says_is_taken():
-  text = "g (float[N,4] x, int64[2] s) => (float[A,B] y) <float[3,5] a> { a = Reshape(x, s)  y = Relu(a) }"
+  text = "(float[N,4] x, int64[2] s) => (float[A,B] y) <float[3,5] a> { a = Reshape(x, s)  y = Relu(a) }"
   assert shapes(text)["a"] == (3, 5)
 
 
-STALE = """g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] y)
+STALE = """(float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] y)
       <int64[1] axes = {0}, float[1,1,3] p, float[1,3] s, float[1,1,3] r> {
       p = MaxPool<kernel_shape=[1], strides=[3], ceil_mode=1>(x)
       s = Squeeze(p, axes)
@@ -96,7 +95,7 @@ def test_it_ends_whatever_a_model_says_of_its_values(seed):
   told = [f"float[{dims('235BSPQ')}] {each}" for each in values[2:] if each not in outputs and pick.random() < 0.7]
   told.append("float[2] g = {1,1}")
   outer = ", ".join(f"float[{dims('BSPQZKLM')}] {each}" for each in outputs)
-  text = f"g (float[{dims('235BSPQ')}] x, float[{dims('235BSPQ')}] r) => ({outer}) <{', '.join(told)}>"
+  text = f"(float[{dims('235BSPQ')}] x, float[{dims('235BSPQ')}] r) => ({outer}) <{', '.join(told)}>"
   assert shapes(f"{text} {{ {'  '.join(nodes)} }}", pick.choice([13, 17]))
 
 

@@ -1,9 +1,7 @@
-"""FusedAttention's spec in Python: layouts, shapes, the reference, errors; and its cases' comparison."""
-
 import numpy as np
 import pytest
 from attention_cases import CASES, LAYOUTS, by_name, case_of, check
-from node_cases import assert_invalid
+from node_cases import invalid_nodes
 from onnx import helper
 from onnx_models import parametrize
 
@@ -115,7 +113,6 @@ def test_shapes_of_sizes():
 
 
 def slow(q, k, v, mask, how):
-  """The formula, an element at a time."""
   batch, heads, queries, _ = q.shape
   keys, group = k.shape[2], heads // k.shape[1]
   y = np.zeros((batch, heads, queries, v.shape[3]))
@@ -216,9 +213,7 @@ WRONG = {
 }
 
 
-@parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason):
-  assert_invalid(WRONG[reason], reason)
+test_an_invalid_node_is_named = invalid_nodes(WRONG)
 
 
 def test_shapes_of_a_cache():
@@ -279,7 +274,6 @@ def test_the_comparison_sees_mistakes_of_a_rotation(mistake, dtype):
 
 
 def test_a_rotation_is_the_formula():
-  """One pair at a time, as products of complex numbers."""
   rng = np.random.default_rng(5)
   x, angles = rng.standard_normal((2, 3, 4, 11)), rng.uniform(-9, 9, (2, 4, 5))
   for rotary, pairs in (

@@ -1,5 +1,3 @@
-"""The benchmarks of whole networks, of attention and of matrix products: their cases, models and tables, on no GPU."""
-
 import importlib.util
 import lzma
 import sys

@@ -1,5 +1,3 @@
-"""optimize-model without ONNX Runtime: its options, its files, and every mistake as one line."""
-
 import contextlib
 import io
 import os
@@ -38,7 +36,7 @@ class Misses:
 
 
 def small_file(folder):
-  onnx.save(parsed("g (float[4] x) => (y) { [abs] y = Abs(x) }"), folder / "in.onnx")
+  onnx.save(parsed("(float[4] x) => (y) { [abs] y = Abs(x) }"), folder / "in.onnx")
   return folder / "in.onnx"
 
 
@@ -140,7 +138,7 @@ def test_interruptions_and_exhaustion_are_one_line(error, status, tmp_path, run,
 
 
 def test_a_hostile_name_reaches_no_terminal(tmp_path, capsys, patch):
-  """Found from outside, 22: neither in a refusal nor in a report nor in a traceback."""
+  """Neither in a refusal nor in a report nor in a traceback."""
   source = small_file(tmp_path)
   model = onnx.load(source)
   model.graph.node[0].name = "\x1b[2Jnode\r\x9b31m"
@@ -183,8 +181,7 @@ def test_progress_and_colours_stay_out_of_stdout(tmp_path):
 def test_steps_and_seconds_are_shown_on_a_terminal_alone(tmp_path):
   command = to(tmp_path, "--no-verify")
   environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
-  done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-  assert done.stderr == ""
+  assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stderr == ""
   ours, theirs = pty.openpty()
   process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment)
   os.close(theirs)

@@ -1,9 +1,7 @@
-"""FusedConv's spec in Python: reference, decomposition, geometry, errors; and its cases' comparison."""
-
 import numpy as np
 import onnx
 from conv_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, by_name, check, expect, made
-from node_cases import assert_invalid, typed
+from node_cases import invalid_nodes, typed
 from onnx.helper import make_node
 from onnx.reference import ReferenceEvaluator
 from onnx_models import computed, parametrize, raises
@@ -188,9 +186,7 @@ WRONG = {
 }
 
 
-@parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason):
-  assert_invalid(WRONG[reason], reason)
+test_an_invalid_node_is_named = invalid_nodes(WRONG)
 
 
 def test_a_dtype_that_contradicts_the_program_is_named():

@@ -1,9 +1,7 @@
-"""FusedConvTranspose's spec in Python: the reference, decomposition, shapes, errors."""
-
 import numpy as np
 import onnx
 from conv_transpose_cases import GEOMETRIES, OPERATOR, by_name, check
-from node_cases import assert_invalid, changed, run_at_opset
+from node_cases import changed, invalid_nodes, run_at_opset
 from onnx.reference import ReferenceEvaluator
 from onnx_models import parametrize
 
@@ -75,6 +73,4 @@ WRONG = {
 }
 
 
-@parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason):
-  assert_invalid(node(**WRONG[reason]), reason)
+test_an_invalid_node_is_named = invalid_nodes(WRONG, lambda changes: node(**changes))

@@ -17,7 +17,6 @@ from ortplugin.session.cuda_driver import CudaError, Gpu
 
 @pytest.fixture
 def driver(tmp_path, patch):
-  """A driver in host memory in the place of libcuda.so.1."""
   compiler = shutil.which("cc") or shutil.which("c++")
   assert compiler is not None, "the library needs a compiler, too"
   path = tmp_path / "libfake.so"

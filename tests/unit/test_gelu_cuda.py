@@ -86,8 +86,7 @@ def test_every_float16_value(approximate, form, end, off):
 def test_values_beyond_float16(approximate, form, end):
   """Programs do not round between statements; infinities and NaN are as the reference has them."""
   assert callable(form)
-  numbers = [np.inf, -np.inf, np.nan, 1e5, -1e5, 1e20, -1e20, 3.4e38, -3.4e38, 1e-30, -1e-30, 0.0, -0.0]
-  x = np.array(numbers, np.float32)
+  x = np.array([np.inf, -np.inf, np.nan, 1e5, -1e5, 1e20, -1e20, 3.4e38, -3.4e38, 1e-30, -1e-30, 0.0, -0.0], np.float32)
   statement = parse(f'(float16 x) => (float16 y) {{ y = Gelu<approximate="{approximate}">(x) }}').statements[0]
   with np.errstate(all="ignore"):
     found, reference = form(x, 0.0), evaluate(statement, [x.astype(np.float64)])

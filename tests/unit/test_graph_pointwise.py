@@ -1,5 +1,3 @@
-"""Nodes of a graph as statements of programs: what each becomes, and why some become none."""
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -24,7 +22,6 @@ def scope_of(model):
 
 
 def written(model, **options):
-  """The program of the model's last node, on its own."""
   scope = scope_of(model)
   node = [node for node in scope.slots if node is not None][-1]
   assert is_pointwise(scope, node)

@@ -1,4 +1,4 @@
-"""Shape inference: as much as onnx's, in bounded time and memory; RELIABILITY 43 and found from outside, 17."""
+"""Shape inference: as much as onnx's, in bounded time and memory."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def model_of(nodes, x="float[1]", opset=18, functions="", **constants):
   """Nodes that make y of x and of constants; functions are of the domain 'mine'."""
   weights = {name: np.asarray(value) for name, value in constants.items()}
   domains = ["mine"] if functions else []
-  return parsed(f"g ({x} x) => (float[?] y) {{ {nodes} }} {functions}", opset, domains=domains, weights=weights)
+  return parsed(f"({x} x) => (float[?] y) {{ {nodes} }} {functions}", opset, domains=domains, weights=weights)
 
 
 def doubled(op, count, first):
@@ -121,7 +121,6 @@ def test_every_operator_whose_values_onnx_keeps_is_known():
 
 
 def types(model):
-  """What is known of each value, names that inference made up apart."""
   found = {}
 
   def visit(graph, place):
@@ -163,7 +162,7 @@ def inferred_without_output(model):
 @parametrize("use", ["Squeeze(x, axes)", "Unsqueeze(x, axes)"])
 def test_views_along_unknown_axes_have_their_dtype(use):
   """Paddle's exporter writes axes behind an Identity. What comes after has a shape, if x has a dtype."""
-  model = parsed(f"""g (float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1,3}}>
+  model = parsed(f"""(float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1,3}}>
     {{ x = Squeeze(data)  axes = Identity(of)  view = {use}  part = Relu(view)  y = Reshape(part, to) }}""")
   inferred = inferred_without_output(model)
   assert types(inferred)["view"] == (TensorProto.FLOAT16, None)
@@ -180,7 +179,7 @@ def test_shapes_may_be_taken_apart_again_and_again():
       v{at} = Reshape(r{at}, f{at})  w{at} = Reshape(v{at}, h{at})  r{at + 1} = Relu(w{at})"""
     for at in range(layers)
   )
-  model = parsed(f"""g (float[N,6,M] r0) => (float r{layers})
+  model = parsed(f"""(float[N,6,M] r0) => (float r{layers})
     <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] last = {{-1}},
      int64[1] minus_two = {{-2}}, int64[1] end = {{9223372036854775807}}> {{ {nodes} }}""")
   model.graph.output[0].type.ClearField("value")
@@ -228,7 +227,7 @@ SHAPES_ONLY = {
 
 @parametrize("text", SHAPES_ONLY)
 def test_nodes_whose_values_are_not_kept_have_their_shapes(text):
-  model = parsed(f"""g (int64[5000] x) => (int64[A] y)
+  model = parsed(f"""(int64[5000] x) => (int64[A] y)
     <int64[1] i = {{1}}, int64[1] j = {{4}}, int64[1] zero = {{0}}, int64[1] one = {{1}},
      int64[1,2] pair = {{0,1}}, int64 scalar = {{3}}, int64[2] ends = {{0,2}},
      int64[2] of_t = {{20,250}}, int64[2] of_row = {{1,5000}}>
@@ -244,7 +243,7 @@ def test_nodes_whose_values_are_not_kept_have_their_shapes(text):
 
 def test_shapes_go_through_local_functions():
   model = parsed(
-    """g (float[2,3,8] x) => (float y) { s = Shape(x)  t = mine.F(x)  y = Reshape(t, s) }
+    """(float[2,3,8] x) => (float y) { s = Shape(x)  t = mine.F(x)  y = Reshape(t, s) }
       <domain: "mine", opset_import: ["" : 18]> F (x) => (y) {
           i = Constant<value_ints=[0]>()  j = Constant<value_ints=[4]>()  k = Constant<value_ints=[-1]>()
           a = Slice(x, i, j, k)  b = Slice(x, j, i, k)  c = Concat<axis=2>(a, a)  d = Add(c, x)
@@ -262,7 +261,7 @@ def test_shapes_go_through_local_functions():
 
 def test_a_slice_of_unknown_bounds_is_not_taken_for_one_from_zero():
   """onnx takes a start that it does not know for 0: it would make y's shape [2, 3] of x's [2, 3, 5]."""
-  model = parsed("""g (float[2,3,5] x, int64[1] start, float[1] one) => (float y) <int64[1] end = {2}>
+  model = parsed("""(float[2,3,5] x, int64[1] start, float[1] one) => (float y) <int64[1] end = {2}>
     { s = Shape(x)  part = Slice(s, start, end)  y = Expand(one, part) }""")
   inferred = inferred_without_output(model)
   assert [each.dim_value for each in inferred.graph.output[0].type.tensor_type.shape.dim] != [2, 3]

@@ -10,7 +10,6 @@ from node_cases import VALUES, steps, typed
 
 
 def outputs(case):
-  """The reference's own outputs, as a kernel would give them."""
   return [np.array(output) for output in expect(case).outputs]
 
 
@@ -50,7 +49,6 @@ def test_a_wrong_output_fails(name, change, words):
 
 
 def norm(x, dtype, *, mean=True, unbiased=False, one_pass=False):
-  """Plausible kernels, in `dtype` throughout."""
   x = x.astype(dtype)
   with np.errstate(all="ignore"):
     m = x.mean(-1, keepdims=True, dtype=dtype) if mean else dtype(0)

@@ -1,9 +1,7 @@
-"""FusedLayerNorm's spec in Python: reference, decomposition, shape inference, errors."""
-
 import numpy as np
 import onnx
 from ml_dtypes import bfloat16
-from node_cases import assert_invalid
+from node_cases import invalid_nodes
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx.helper import make_node
 from onnx_models import built, computed, parametrize, parsed, raises
@@ -81,7 +79,6 @@ def test_the_decomposition_is_the_reference(template, opset, dtype, rng):
 
 
 def test_the_reference_is_the_formula():
-  """A row of 1, 2, 3 and 4: mean 2.5, variance 1.25."""
   x = np.float64([[1, 2, 3, 4]])
   (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization<epsilon=0>(x) }"), [x])
   assert_allclose(y, (x - 2.5) / np.sqrt(1.25), rtol=1e-15)
@@ -95,7 +92,7 @@ def test_the_reference_agrees_with_onnx_runtime(rng):
   x = rng.standard_normal((4, 7)).astype(np.float32)
   gamma = rng.standard_normal(7).astype(np.float32)
   model = parsed(
-    "g (float[4,7] x, float[7] gamma) => (float[4,7] y) { y = LayerNormalization <epsilon=0.001>(x, gamma) }"
+    "(float[4,7] x, float[7] gamma) => (float[4,7] y) { y = LayerNormalization <epsilon=0.001>(x, gamma) }"
   )
   program = parse("(float x, float gamma) => (float y) { n = LayerNormalization<epsilon=1e-3>(x) y = Mul(n, gamma) }")
   assert_allclose(
@@ -136,8 +133,7 @@ def test_nan_is_neither_above_nor_below_a_threshold():
   """ONNX defines both by comparisons that NaN fails, and ONNX Runtime computes them so: 0."""
   nan = np.array([np.nan])
   for op in ("ThresholdedRelu", "Shrink<bias=1>"):
-    program = parse(f"(double x) => (double y) {{ y = {op}(x) }}")
-    assert_array_equal(evaluate(program.statements[0], [nan]), [0.0])
+    assert_array_equal(evaluate(parse(f"(double x) => (double y) {{ y = {op}(x) }}").statements[0], [nan]), [0.0])
 
 
 def test_shape_inference():
@@ -182,9 +178,7 @@ WRONG = {
 }
 
 
-@parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason):
-  assert_invalid(WRONG[reason], reason)
+test_an_invalid_node_is_named = invalid_nodes(WRONG)
 
 
 def test_axes_that_s_lacks_are_refused():

@@ -1,5 +1,3 @@
-"""Lengths of axes that shape inference has no name for."""
-
 import onnx_graphsurgeon as gs
 from onnx_models import parametrize, parsed
 
@@ -20,7 +18,7 @@ def scope_of(nodes):
   """The scope of a graph of x, z, w and q, and its tensors by name, which know no more than their rank."""
   graph = import_model(
     parsed(
-      f"""g (float[a,b,8] x, float[c,8] z, float[8,6] w, float[d,1,8] q) => (float y) <{CONSTANTS}> {{ {nodes} }}""",
+      f"""(float[a,b,8] x, float[c,8] z, float[8,6] w, float[d,1,8] q) => (float y) <{CONSTANTS}> {{ {nodes} }}""",
       18,
       domains=["ortplugin"],
     )
@@ -33,8 +31,6 @@ def scope_of(nodes):
 
 
 def shown(lengths):
-  """A length as text, "?" for one that has no name."""
-
   def names(each):
     return [name if isinstance(name, str) and len(name) == 1 else "?" for name in each.names]
 
@@ -52,10 +48,7 @@ def shown(lengths):
       "  y = Reshape(f, k2)",
       "a b 8",
     ),
-    "a product of lengths": (
-      PARTS + "nm = Mul(nn, mm)  k = Concat<axis=0>(nm, minus)  y = Reshape(x, k)",
-      "a*b 8",
-    ),
+    "a product of lengths": (PARTS + "nm = Mul(nn, mm)  k = Concat<axis=0>(nm, minus)  y = Reshape(x, k)", "a*b 8"),
     "a Slice of Shape, behind a Transpose": (
       "t = Transpose<1,0,2>(x)  s = Shape(t)  h = Slice(s, v0, v1)"
       "  k = Concat<axis=0>(h, minus, eight)  y = Reshape(t, k)",

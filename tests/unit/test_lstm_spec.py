@@ -1,5 +1,3 @@
-"""FusedLSTM's spec in Python: shapes, decomposition, errors."""
-
 import numpy as np
 import pytest
 from lstm_cases import Case

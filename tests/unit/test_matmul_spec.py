@@ -1,10 +1,8 @@
-"""FusedMatMul's spec in Python: shapes, decomposition, errors, and what it asks of the library for --tune."""
-
 import numpy as np
 import onnx
 import pytest
 from matmul_cases import BIAS_RELU, by_name
-from node_cases import assert_invalid, typed
+from node_cases import invalid_nodes, typed
 from onnx import helper
 from onnx_models import built, parametrize
 
@@ -76,9 +74,7 @@ WRONG = {
 }
 
 
-@parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason):
-  assert_invalid(node(**WRONG[reason]), reason)
+test_an_invalid_node_is_named = invalid_nodes(WRONG, lambda changes: node(**changes))
 
 
 @parametrize("name", ["bias, Relu, bfloat16, trans_b", "bias, Relu, bfloat16"])

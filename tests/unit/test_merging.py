@@ -17,7 +17,6 @@ def graphs(draw):
 
 
 def has_cycle(edges, names):
-  """Whether the graph whose nodes are the sets `names` has a cycle, by taking away what needs nothing."""
   needs = {name: set[int]() for name in names}
   for node, before in enumerate(edges):
     needs[names[node]].update(names[each] for each in before if names[each] != names[node])
@@ -52,8 +51,7 @@ def test_a_merge_is_made_exactly_where_it_makes_no_cycle(case):
 def test_a_search_gives_up_in_the_end():
   """A node with very many readers is searched for each of them no further than the budget."""
   count = 20 * BUDGET
-  edges = [[], *([0] for _ in range(count)), [0]]
-  merging = Merging(edges)
+  merging = Merging([[], *([0] for _ in range(count)), [0]])
   start = time.process_time()
   for _ in range(100):
     assert merging.merge(0, count + 1) == FAR

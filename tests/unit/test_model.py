@@ -1,5 +1,3 @@
-"""Models through the graph and back: nothing is lost, nothing is invented."""
-
 import subprocess
 import sys
 import time
@@ -12,7 +10,7 @@ import onnxruntime
 from onnx import AttributeProto, TensorProto, helper
 from onnx.helper import make_node
 from onnx.numpy_helper import from_array, to_array
-from onnx_models import add_weights, built, in_full, ones, op_types, parametrize, parsed, raises, zeros
+from onnx_models import add_weights, built, in_full, ones, op_types, parametrize, parsed, raises, value_infos, zeros
 
 from ortplugin.errors import ModelError
 from ortplugin.graph import import_model
@@ -118,8 +116,7 @@ def test_attributes_of_every_kind():
     node.attribute.append(helper.make_attribute(name, value))
   for attribute in node.attribute:
     attribute.doc_string = f"about {attribute.name}"
-  empty = node.attribute.add(name="none", type=AttributeProto.INTS)
-  assert not empty.ints
+  assert not node.attribute.add(name="none", type=AttributeProto.INTS).ints
   assert_round_trip(model)
 
 
@@ -134,7 +131,7 @@ def test_dtypes_that_numpy_lacks():
   assert_round_trip(model)
 
 
-def test_initializers_that_are_inputs():  # RELIABILITY 11
+def test_initializers_that_are_inputs():
   model = parse(
     "g (float[N] x, float w) => (float[N] y) <float w = {2}, float v = {3}> { a = Mul(x, w)  y = Add(a, v) }"
   )
@@ -146,7 +143,7 @@ def test_initializers_that_are_inputs():  # RELIABILITY 11
   assert [tensor.name for tensor in graph.inputs] == ["x", "w"]
 
 
-def test_external_data_is_not_touched():  # RELIABILITY 41
+def test_external_data_is_not_touched():
   model = parse(SIMPLE)
   tensor = model.graph.initializer[0]
   tensor.ClearField("float_data")
@@ -156,11 +153,11 @@ def test_external_data_is_not_touched():  # RELIABILITY 41
   assert_round_trip(model)
 
 
-def test_outputs_that_are_inputs_and_constants():  # RELIABILITY 12
+def test_outputs_that_are_inputs_and_constants():
   assert_round_trip(parse("g (float[N] x) => (x, float w, float[N] y) <float w = {1}> { y = Neg(x) }"))
 
 
-def test_absent_inputs_and_outputs():  # RELIABILITY 14
+def test_absent_inputs_and_outputs():
   assert_round_trip(parse("""g (float[N] x, float high) => (float[N] y, int64[K] i) {
     y = Clip(x, , high)  _, i = Unique<axis=0>(x) }""".replace("_, i", '"", i')))  # fmt: skip
 
@@ -236,7 +233,7 @@ def test_nodes_out_of_order_are_sorted():
     ("g (float x) => (y) { y = Neg(nowhere) }", "'nowhere' is used in the graph 'g' but nothing makes it"),
   ],
 )
-def test_invalid_names(text, reason):  # RELIABILITY 5
+def test_invalid_names(text, reason):
   with raises(ModelError, reason):
     import_model(parse(text))
 
@@ -281,8 +278,7 @@ def test_a_constant_that_changes():
   constant = graph.nodes[0].inputs[1]
   assert constant.values.tolist() == [1, 2, 3, 4]
   constant.values = zeros(4)
-  exported = export_model(graph, model)
-  assert to_array(exported.graph.initializer[0]).tolist() == [0, 0, 0, 0]
+  assert to_array(export_model(graph, model).graph.initializer[0]).tolist() == [0, 0, 0, 0]
   assert to_array(model.graph.initializer[0]).tolist() == [1, 2, 3, 4]
 
 
@@ -298,13 +294,13 @@ def test_a_large_model_is_fast_and_its_weights_are_not_decoded():
   """440 MB of weights in 96 matrices: seconds would mean that they are decoded, or copied often."""
   model = onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 17)])
   model.graph.name = "g"
-  model.graph.input.append(helper.make_tensor_value_info("v0", TensorProto.FLOAT, ["N", 1071]))
+  model.graph.input.extend(value_infos("float[N,1071] v0"))
   weight = zeros(1071, 1071).tobytes()
   for index in range(96):
     tensor = model.graph.initializer.add(name=f"w{index}", data_type=TensorProto.FLOAT, dims=[1071, 1071])
     tensor.raw_data = weight
     model.graph.node.append(make_node("MatMul", [f"v{index}", f"w{index}"], [f"v{index + 1}"]))
-  model.graph.output.append(helper.make_tensor_value_info("v96", TensorProto.FLOAT, ["N", 1071]))
+  model.graph.output.extend(value_infos("float[N,1071] v96"))
   begin = time.process_time()
   graph = import_model(model)
   annotate(graph)
@@ -339,7 +335,7 @@ def test_weights_are_left_out_and_put_back():
 
 
 def test_weights_are_copied_once(tmp_path):
-  """Found from outside, 29: each round of passes that changed something copied them again."""
+  """Each round of passes that changed something copied them again."""
   nodes = [make_node("Identity", ["x"], ["m0"])]
   nodes += [make_node("MatMul", [f"m{i}", f"w{i}"], [f"m{i + 1}"]) for i in range(8)]
   nodes += [make_node("Neg", ["m8"], ["n"]), make_node("Exp", ["n"], ["y"])]
@@ -377,8 +373,7 @@ def test_what_is_said_of_a_value_goes_with_it_and_not_with_its_name(freed):
     maker.outputs.clear()
     graph.nodes = [product, last]
     if rename:
-      again = gs.Variable("w", np.dtype(np.float32), ("N", 4))
-      product.outputs[0] = last.inputs[0] = again
+      product.outputs[0] = last.inputs[0] = gs.Variable("w", np.dtype(np.float32), ("N", 4))
     exported = export_model(graph, model)
     onnx.checker.check_model(exported, full_check=True)
     assert not exported.graph.value_info

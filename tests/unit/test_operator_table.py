@@ -90,12 +90,10 @@ each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operat
 
 
 def stem_of(operator):
-  """'layer_norm': what its folder, kernels, tests and benchmark are named after."""
   return CASES[operator.name].__name__.rpartition(".")[2].removesuffix("_cases")
 
 
 def kernel_of(operator):
-  """The file of its CUDA kernel in its folder, of several the most general one."""
   return KERNELS.get(operator.name, f"{stem_of(operator)}.cu")
 
 
@@ -104,7 +102,6 @@ def cases_of(operator):
 
 
 def is_plain(arrays):
-  """Whether no array is empty or holds a number that is not finite."""
   with np.errstate(invalid="ignore"):
     return all(array.size > 0 and np.isfinite(array.astype(np.float64)).all() for array in arrays)
 
@@ -114,7 +111,6 @@ def native(path):
 
 
 def native_of(operator, pattern):
-  """The texts of its family's files whose names match, in whatever folder of it."""
   files = sorted((ROOT / "ortplugin" / "ops" / stem_of(operator)).rglob(pattern))
   return "\n".join(file.read_text() for file in files)
 

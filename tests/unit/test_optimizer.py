@@ -6,7 +6,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import built, ones, op_types, parsed, raises, zeros
+from onnx_models import built, ones, op_types, parsed, raises, value_infos, zeros
 
 import ortplugin
 from ortplugin import optimize, optimizer
@@ -20,8 +20,6 @@ from ortplugin.report import CONVERSION, Dropped, Report
 
 @dataclass
 class Replace:
-  """Turns nodes of one type into another."""
-
   name: str
   old: str
   new: str
@@ -41,7 +39,6 @@ class Replace:
 
 
 def chain(*types, dims=("n", 4)):
-  """x through unary operators to y."""
   names = ["x", *(f"t{i}" for i in range(len(types) - 1)), "y"]
   nodes = [helper.make_node(op, [names[i]], [names[i + 1]], f"node{i}") for i, op in enumerate(types)]
   value = f"float[{','.join(map(str, dims))}]"
@@ -106,7 +103,7 @@ def test_shapes_of_any_number_of_layers_are_folded():
     for at in range(layers)
   )
   model = parsed(
-    f"""g (float[4,4] r0) => (float[4,4] r{layers}) <int64[1] one = {{1}}, int64[1] rest = {{-1}}> {{ {nodes} }}"""
+    f"""(float[4,4] r0) => (float[4,4] r{layers}) <int64[1] one = {{1}}, int64[1] rest = {{-1}}> {{ {nodes} }}"""
   )
   optimized, _ = optimize(model)
   assert types_of(optimized) == ["Softmax"] * layers
@@ -311,8 +308,7 @@ def test_restore_gives_standard_onnx():
 
 def norm_model():
   return parsed(
-    "g (float[n,8] x) => (y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }",
-    weights={"g": ones(8), "b": zeros(8)},
+    "(float[n,8] x) => (y) { [ln] y = LayerNormalization <axis=-1>(x, g, b) }", weights={"g": ones(8), "b": zeros(8)}
   )
 
 
@@ -325,7 +321,7 @@ def dims(value):
 
 def test_shapes_are_fixed_everywhere():
   model = chain("Abs", "Exp")
-  model.graph.value_info.append(helper.make_tensor_value_info("t0", TensorProto.FLOAT, ["n", 4]))
+  model.graph.value_info.extend(value_infos("float[n,4] t0"))
   fix_input_shapes(model, {"x": (3, 4)})
   assert [dims(v) for v in (*model.graph.input, *model.graph.value_info, *model.graph.output)] == [[3, 4]] * 3
 
@@ -363,7 +359,7 @@ def test_shapes_that_do_not_fit(shapes, words):
 
 def test_one_symbol_has_one_size():
   model = chain("Abs")
-  model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n"]))
+  model.graph.input.extend(value_infos("float[n] z"))
   with raises(UsageError, "'n' would be 3 by input 'x' and 5 by input 'z'"):
     optimize(model, input_shapes={"x": (3, 4), "z": (5,)})
   fix_input_shapes(model, {"x": (3, 4)})

@@ -14,7 +14,6 @@ from ortplugin.optimizer import run_passes, select_passes
 
 
 def many(op, opset, shape, cases):
-  """One model with a node for each case (attributes, the inputs after x), all of one input and each an output."""
   nodes, constants = [], {}
   for index, (attributes, inputs) in enumerate(cases):
     names = [f"c{index}_{at}" if each.size else "" for at, each in enumerate(inputs)]
@@ -25,7 +24,6 @@ def many(op, opset, shape, cases):
 
 
 def assert_as_computed(op, opset, shape, cases):
-  """Every shape is known, and it is the one that ONNX Runtime computes."""
   model = many(op, opset, shape, cases)
   graph = annotated(model)
   found = computed(model, {"x": np.zeros(shape, np.float32)})
@@ -122,16 +120,15 @@ def test_slopes(opset, shape):
 
 def test_beside_what_has_no_elements():
   """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
-  model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
+  model = parsed("""(float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
     { y = Concat<axis=1>(e, x, x) }""")
-  graph = annotated(model)
-  assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
+  assert annotated(model).outputs[0].shape == ("A", "B", 3)  # of which the model says that much
   assert computed(model, {"x": zeros(4, 2, 3)})[0].shape == (4, 4, 3)
 
 
 def test_beside_a_constant_without_elements_that_inference_finds():
   """What followed from onnx's shape of the Concat is forgotten, too."""
-  model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) {
+  model = parsed("""(float[N,2,3] x) => (float[A,B,C] y) {
     s = {2,0,3}  e = ConstantOfShape(s)
     c = Concat<axis=1>(e, x, x)  y = Relu(c) }""")
   assert [node.outputs[0].shape for node in annotated(model).nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
@@ -142,13 +139,12 @@ def test_beside_a_constant_without_elements_that_inference_finds():
 def test_a_length_of_zero_that_a_model_says_of_a_value(where):
   """onnx's inference says it of an Attention on open lengths, and of all behind it."""
   model = parsed(
-    """g (float[A,B,N] x) => (float[A,B,C] y)
+    """(float[A,B,N] x) => (float[A,B,C] y)
       { a = Attention<kv_num_heads=2, q_num_heads=2>(x, x, x)  y = Relu(a) }""",
     25,
     12,
   )
-  inferred = onnx.shape_inference.infer_shapes(model)
-  (said,) = inferred.graph.value_info
+  (said,) = onnx.shape_inference.infer_shapes(model).graph.value_info
   if where == "output":
     model.graph.output[0].type.CopyFrom(said.type)
   else:
@@ -166,7 +162,7 @@ def test_attention_of_open_lengths(q, v, wanted):
   """Of which onnx infers 0; the weights' shape is left open, of which it does so, too."""
   heads = "<q_num_heads=4, kv_num_heads=2>" if q.count(",") == 2 else ""
   model = parsed(
-    f"""g (float[{q}] q, float[{v}] k, v) => (float[a,b,c] y, float[a,b,c,d] w)
+    f"""(float[{q}] q, float[{v}] k, v) => (float[a,b,c] y, float[a,b,c,d] w)
       {{ p, e, f, w = Attention{heads}(q, k, v)  y = Relu(p) }}""",
     23,
     10,
@@ -184,7 +180,7 @@ def fused(model):
 
 def test_a_pool_of_unknown_rank_keeps_ceil_mode():
   """That of a Loop's result is."""
-  model = parsed("""g (int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
+  model = parsed("""(int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
     { v = Loop(n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
         { b = Relu(a)  d = Identity(c) }>
       y = MaxPool<kernel_shape=[3], strides=[3], ceil_mode=1, auto_pad="VALID">(v) }""")
@@ -194,7 +190,7 @@ def test_a_pool_of_unknown_rank_keeps_ceil_mode():
 
 def test_a_strided_pool_with_same_pads_keeps_ceil_mode():
   """Without it ONNX Runtime refuses its pads, which are below 0."""
-  model = parsed("""g (float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
+  model = parsed("""(float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
     y = AveragePool<kernel_shape=[1], strides=[2], ceil_mode=1, auto_pad="SAME_UPPER">(v) }""")
   made = fused(model)
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
@@ -205,7 +201,7 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
   """onnx infers one too many along the other, and an operator behind it would be refused at load."""
   attribute = ", count_include_pad = 1" if counts else ""
   model = parsed(
-    f"""g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1,2}}>
+    f"""(float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1,2}}>
       {{ v = {op}<kernel_shape=[3,2], strides=[3,3], pads=[1,1,1,0], ceil_mode=1{attribute}>(x)
          y = LayerNormalization(v, s) }}""",
     18,
@@ -224,7 +220,7 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
   [("PRelu(x, s)", 1), ('Resize<mode="nearest", coordinate_transformation_mode="asymmetric">(x, , f)', 10)],
 )
 def test_what_onnx_infers_wrongly_before_a_norm(library, node, size):
-  model = parsed(f"""g (float[1,{size}] x) => (float[A,B] y)
+  model = parsed(f"""(float[1,{size}] x) => (float[A,B] y)
     <float[7] s = {{1,2,3,4,5,6,7}}, float[2] f = {{1,0.7}}>
     {{ v = {node}  y = LayerNormalization(v, s) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
@@ -236,7 +232,7 @@ def test_what_onnx_infers_wrongly_before_a_norm(library, node, size):
 
 def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(library):
   """ONNX Runtime does not tell a scalar's shape from none, and then asks for the dtype that the operator makes."""
-  model = parsed("""g (float[1,10] x, bool on) => (float[A,B] y, float[C,D] z)
+  model = parsed("""(float[1,10] x, bool on) => (float[A,B] y, float[C,D] z)
     <float[2] f = {1,0.7}, float[1,1] w = {2}> {
         p = Resize<mode="nearest", coordinate_transformation_mode="asymmetric">(x, , f)
         z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
@@ -251,7 +247,7 @@ def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(librar
 @parametrize("length", ["13", "N"])
 def test_an_output_that_the_model_describes_wrongly(length):
   """No pass may believe it once an operator of ours stands in the way of inference."""
-  model = parsed(f"""g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis=1>(h, h) }}""")
+  model = parsed(f"""(float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis=1>(h, h) }}""")
   made = fused(model)
   assert annotated(made).outputs[0].shape == (2, 8)
 
@@ -259,7 +255,7 @@ def test_an_output_that_the_model_describes_wrongly(length):
 def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension():
   """Exporters write names as inference makes them up, and inference counts from 0 again."""
   graph = import_model(
-    parsed("""g (float[N] x, bool[N] m, n) => (float[unk__0] y)
+    parsed("""(float[N] x, bool[N] m, n) => (float[unk__0] y)
     { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
   )
   for _ in range(2):
@@ -270,7 +266,7 @@ def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension():
 
 def test_one_sided_spectra():
   imported = annotated(
-    parsed("""g (float[1,128,1] x) => (float[] y)
+    parsed("""(float[1,128,1] x) => (float[] y)
     <int64 step = {8}, int64 length = {16}> { y = STFT(x, step, , length) }""")
   )
   assert imported.outputs[0].shape == (1, None, None, 2)
@@ -279,7 +275,7 @@ def test_one_sided_spectra():
 def test_in_a_local_function():
   """Its body is hidden as well, also where it takes the attribute from its call."""
   model = parsed(
-    """g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m=1>(x)  y = Relu(a) }
+    """(float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m=1>(x)  y = Relu(a) }
       <domain: "d", opset_import: ["" : 12]> f <m> (z) => (w)
       { w = MaxPool<kernel_shape=[2], strides=[2], pads=[0,1], ceil_mode: int=@m>(z) }""",
     12,
@@ -307,9 +303,8 @@ def test_what_follows_fits(spatial, layout):
 
 
 def behind(node, width, height=4):
-  """Convolutions around a node of `before`, of [1,4,height,width]."""
   return parsed(
-    f"""g (float[1,4,{height},{width}] x) => (float y)
+    f"""(float[1,4,{height},{width}] x) => (float y)
         {{ before = Conv(x, w)  p = {node}  c = Conv(p, w)  s = Softmax<axis=1>(c)  d = Conv(s, w)
           y = Softmax<axis=1>(d) }}""",
     weights={"w": ones(4, 4, 1, 1), "scales": np.float32([1, 1, 1.4, 1.4])},
@@ -342,8 +337,7 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
 )
 def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays):
   """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
-  pool = f"AveragePool<ceil_mode=1, kernel_shape=[{kernel}, {kernel}], strides=[2,2]>(before)"
-  model = behind(pool, width, width)
+  model = behind(f"AveragePool<ceil_mode=1, kernel_shape=[{kernel}, {kernel}], strides=[2,2]>(before)", width, width)
   made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
   (made_pool,) = nodes_of(made, "AveragePool")
   assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays

@@ -20,7 +20,6 @@ LINES_OF_FUNCTION = 80  # docstring included
 
 
 def modules():
-  """Each module's path by its name."""
   found = {}
   for path in ROOT.rglob("*.py"):
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -37,7 +36,6 @@ def nodes(text):
 
 
 def imports(module, path, known):
-  """The modules of the package that a module imports, wherever in it."""
   package = module if path.name == "__init__.py" else module.rpartition(".")[0]
   for node in nodes(path.read_text()):
     if isinstance(node, ast.Import):
@@ -52,7 +50,6 @@ def imports(module, path, known):
 
 
 def part(module):
-  """The part that a module belongs to: a package, a folder of passes, or a module of the root."""
   names = module.split(".")
   if names[1:2] == ["passes"] and len(names) > 3:
     return ".".join(names[:3])
@@ -70,7 +67,6 @@ def edges(known, by_part):
 
 
 def cycle(graph):
-  """The imports of one cycle; none where there is no cycle."""
   done = set()
 
   def search(node, path):

@@ -1,5 +1,3 @@
-"""The pattern language and the facts that checks ask for."""
-
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -23,12 +21,11 @@ def scope_of(text):
 
 
 def makers(scope):
-  """The nodes by their first output."""
   return {node.outputs[0].name: node for node in scope.slots if node is not None}
 
 
 def find(pattern, text):
-  scope = scope_of(f"g (float[2,3] x, z) => (y) {{ {text} }}")
+  scope = scope_of(f"(float[2,3] x, z) => (y) {{ {text} }}")
   return [match for node in scope.slots if node is not None for match in matches(pattern, node, scope)]
 
 
@@ -103,7 +100,7 @@ def test_domains():
 
 def test_constants():
   scope = scope_of(
-    """g (float x, c) => (y) <float c = {1}, float d = {2}> {
+    """(float x, c) => (y) <float c = {1}, float d = {2}> {
       e = Constant<value_float=3.0>()  f = Constant<value_ints=[1,2]>()  s = Constant<value_string="s">()
       a = Add(c, d)  b = Add(a, e)  k = Cast<to=1>(f)  y = Add(b, x) }"""
   )
@@ -120,16 +117,15 @@ def test_constants():
 
 def test_large_constants_are_not_read():
   weights = {"w": ones(2000)}
-  model = parsed("g (float[2000] x) => (y) { y = Add(x, w) }", weights=weights)
-  scope = next(scopes(import_model(model)))
+  scope = next(scopes(import_model(parsed("(float[2000] x) => (y) { y = Add(x, w) }", weights=weights))))
   tensor = scope.graph.tensors()["w"]
   assert scope.is_constant(tensor)
   assert scope.constant(tensor) is None
   assert scope.constant(tensor, 2000) is not None
 
 
-def test_external_data_that_is_not_loaded_is_not_read():  # RELIABILITY 41
-  model = parsed("g (float x) => (y) <float w = {1}> { y = Add(x, w) }")
+def test_external_data_that_is_not_loaded_is_not_read():
+  model = parsed("(float x) => (y) <float w = {1}> { y = Add(x, w) }")
   tensor = model.graph.initializer[0]
   tensor.ClearField("float_data")
   tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -140,7 +136,7 @@ def test_external_data_that_is_not_loaded_is_not_read():  # RELIABILITY 41
 
 
 def test_dependence():
-  scope = scope_of("""g (bool p, float x) => (y, z) { a = Sin(x)  b = Cos(x)  c = Add(a, b)
+  scope = scope_of("""(bool p, float x) => (y, z) { a = Sin(x)  b = Cos(x)  c = Add(a, b)
       y = If(p) <then () => (float u) { u = Neg(c) }, else () => (float v) { v = Neg(x) }>
       z = Neg(b) }""")
   nodes, tensors = makers(scope), scope.graph.tensors()
@@ -152,7 +148,7 @@ def test_dependence():
 
 
 def test_who_else_uses_a_value():
-  scope = scope_of("""g (bool p, float x) => (y, c) { a = Sin(x)  b = Cos(a)  c = Neg(b)  d = Abs(c)
+  scope = scope_of("""(bool p, float x) => (y, c) { a = Sin(x)  b = Cos(a)  c = Neg(b)  d = Abs(c)
       y = If(p) <then () => (float u) { u = Neg(d) },
                   else () => (float v) { v = Neg(x) }> }""")
   nodes, tensors = makers(scope), scope.graph.tensors()
@@ -163,7 +159,7 @@ def test_who_else_uses_a_value():
 
 
 def test_replacing_moves_only_what_must():
-  scope = scope_of("""g (float x) => (y, z) {
+  scope = scope_of("""(float x) => (y, z) {
     a = Sin(x)  after = Neg(a)  before = Cos(x)  b = Add(a, before)  y = Mul(b, after)  z = Abs(after) }""")
   nodes, tensors = makers(scope), scope.graph.tensors()
   fused = gs.Node("Fused", "fused", {}, [tensors["x"], tensors["before"]], [])
@@ -173,7 +169,7 @@ def test_replacing_moves_only_what_must():
 
 
 def test_same_shape_without_knowing_it():
-  scope = scope_of("""g (float[N,3] u) => (float[A,B] y) { x = com.microsoft.Unheard(u)  a = Cast<to=1>(x)
+  scope = scope_of("""(float[N,3] u) => (float[A,B] y) { x = com.microsoft.Unheard(u)  a = Cast<to=1>(x)
     b = Relu(a)  c = Tanh(a)  d = Transpose(a)  e = Add(b, c)  y = Add(d, e) }""")
   tensors = scope.graph.tensors()
   assert scope.shape(tensors["a"]) is None
@@ -238,7 +234,7 @@ def test_topological_order_is_stable_and_needs_no_recursion():
 
 
 def test_annotation_survives_what_it_cannot_infer():
-  graph = graph_of("""g (float[N,3] x, float[3] w) => (float[A,B] y) {
+  graph = graph_of("""(float[N,3] x, float[3] w) => (float[A,B] y) {
     a = com.microsoft.SkipSimplifiedLayerNormalization(x, x, w)  b = Neg(a)  c = com.microsoft.Unheard(b)
     y = Add(c, b) }""")
   tensors = graph.tensors()
@@ -248,8 +244,7 @@ def test_annotation_survives_what_it_cannot_infer():
 
 def test_inference_from_the_inputs_is_believed_before_value_info():
   """Tools that make a batch dynamic often leave its old length in value_info."""
-  model = parsed("""g (float[batch,3] x) => (y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }""")
-  graph = import_model(model)
+  graph = import_model(parsed("""(float[batch,3] x) => (y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }"""))
   assert tuple(graph.tensors()["a"].shape) == (1, 3)
   annotate(graph)
   assert tuple(graph.tensors()["a"].shape) == ("batch", 3)
@@ -257,7 +252,7 @@ def test_inference_from_the_inputs_is_believed_before_value_info():
 
 def test_made_up_names_of_dimensions_never_mean_two_things():
   """Inference counts them from 0 each time; a model that was optimized before brings some along."""
-  graph = graph_of("""g (float[N,3] x) => (int64[A,B] y) <int64[unk__0,3] b> {
+  graph = graph_of("""(float[N,3] x) => (int64[A,B] y) <int64[unk__0,3] b> {
     a = NonZero(x)  b = com.microsoft.Unheard(a)  c = NonZero(b)  d = com.microsoft.Unheard(c)  e = NonZero(b)
     y = NonZero(d) }""")
   for _ in range(3):

@@ -1,5 +1,3 @@
-"""Pointwise programs in Python: the reference and the decomposition on integers, and the shapes of the results."""
-
 import operator
 
 import numpy as np
@@ -78,7 +76,6 @@ def wrapped(number, dtype):
 
 
 def telling(dtype):
-  """The ends of the dtype's range, and small numbers."""
   low, high = integer_range(dtype)
   return sorted({low, low + 1, high - 1, high, *(n for n in (-7, -2, -1, 0, 1, 2, 3, 5, 31) if low <= n <= high)})
 

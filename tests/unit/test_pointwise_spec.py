@@ -1,10 +1,8 @@
-"""FusedPointwise's spec in Python: reference, decomposition, shape inference, errors; and its cases' comparison."""
-
 import numpy as np
-from node_cases import assert_invalid, run_at_opset, steps, typed
+from node_cases import invalid_nodes, steps, typed
 from onnx import helper
 from onnx_models import parametrize, raises
-from pointwise_cases import CASES, LERP, SILU, SUM_RELU, by_name, check, expect, model_of, node_of
+from pointwise_cases import CASES, LERP, SILU, SUM_RELU, Case, by_name, check, expect, node_of
 
 from ortplugin.graph import DOMAIN
 from ortplugin.ops import TensorType
@@ -15,17 +13,12 @@ from ortplugin.program import parse
 HALF = np.dtype(np.float16)
 
 
-def run_decomposed(text, inputs, opset):
-  nodes = OPERATOR.decompose(node_of(text), opset)
-  return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
-
-
 @parametrize("dtype", ["float", "float16"])
 @parametrize("opset", [11, 13, 17, 18, 22, 24])
 @parametrize("name", ["lerp, middle broadcast", "results of fewer inputs", "a chain of eight", "masked"])
 def test_the_decomposition_is_the_reference(name, opset, dtype):
   case = by_name[f"{name}, {dtype}"]
-  found = run_decomposed(case.text, case.inputs(), opset)
+  found = Case.decomposed(case.text, case.inputs(), opset)
   tolerance = {"float": 1e-5, "float16": 2e-2}[dtype]
   for got, wanted in zip(found, OPERATOR.reference(case.node(), case.inputs()), strict=True):
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
@@ -88,16 +81,13 @@ WRONG = {  # what every operator with a program refuses, test_layer_norm_spec.py
 }
 
 
-@parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason):
-  assert_invalid(WRONG[reason], reason)
+test_an_invalid_node_is_named = invalid_nodes(WRONG)
 
 
 # ---- the comparison: it must see what a wrong kernel would do
 
 
 def outputs(case):
-  """The reference's own outputs, as a kernel would give them."""
   return [np.array(output) for output in expect(case).outputs]
 
 

@@ -21,9 +21,8 @@ FP16 = PRECISIONS["fp16"]
 
 
 def model(nodes, constants=None, *, inputs="float[2,4] x", outputs="float[2,4] y", opset=17):
-  """A model whose nodes are named after their first output, "make_a"."""
   weights = {name: np.asarray(value) for name, value in (constants or {}).items()}
-  result = parsed(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", opset, 9, weights=weights)
+  result = parsed(f"({inputs}) => ({outputs}) {{ {nodes} }}", opset, 9, weights=weights)
   for each in result.graph.node:
     each.name = f"make_{each.output[0]}"
   onnx.checker.check_model(result, full_check=True)
@@ -44,7 +43,6 @@ def convert(original, name="fp16", *, io=False, limit=None, **request):
 
 
 def ops(model):
-  """Operators in order, Casts with what they cast to, in one text."""
   names = {FLOAT: "float", HALF: "half", BFLOAT: "bfloat", DOUBLE: "double"}
   return " ".join(
     f"Cast>{names.get(each.attribute[0].i, each.attribute[0].i)}" if each.op_type == "Cast" else each.op_type
@@ -88,8 +86,7 @@ def test_back_to_float32():
 def test_bfloat16_where_the_opset_has_it():
   result, _, _ = convert(two_products(), "bf16")
   assert ops(result) == "Cast>bfloat MatMul Relu MatMul Cast>float"
-  old = model("y = MatMul(x, w)", {"w": WEIGHT}, opset=12)
-  result, count, kept = convert(old, "bf16")
+  result, count, kept = convert(model("y = MatMul(x, w)", {"w": WEIGHT}, opset=12), "bf16")
   assert (ops(result), count) == ("MatMul", 0)
   assert kept == {"make_y": "opset 12 has no MatMul in bfloat16"}
 
@@ -176,8 +173,7 @@ def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrit
 def test_the_statistics_of_a_norm_stay(name):
   """Their dtype is what stash_type says, float32, whatever that of the norm."""
   nodes = "a = MatMul(x, w)  n, mean = LayerNormalization<axis=1>(a, g)  y = MatMul(n, w)  z = Neg(mean)"
-  original = model(nodes, {"w": WEIGHT, "g": ones(4)}, outputs="float[2,4] y, float[2,1] z")
-  result, _, _ = convert(original, name)
+  result, _, _ = convert(model(nodes, {"w": WEIGHT, "g": ones(4)}, outputs="float[2,4] y, float[2,1] z"), name)
   inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
   types = {each.name: each.type.tensor_type.elem_type for each in inferred.graph.value_info}
   assert (types["n"], types["mean"]) == (HALF if name == "fp16" else BFLOAT, FLOAT)

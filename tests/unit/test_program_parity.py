@@ -1,5 +1,3 @@
-"""The two parsers, Python's and the library's, accept the same programs and print them alike."""
-
 import random
 import subprocess
 from pathlib import Path
@@ -19,7 +17,6 @@ pytestmark = pytest.mark.skipif(
 
 
 def everything():
-  """A program with every operator that takes floats, each on values of the dtypes that it takes."""
   statements = []
   for name, spec in OPERATORS.items():
     if "T" in spec.operands and "float" not in spec.types:
@@ -38,7 +35,6 @@ def everything():
 
 
 def of_every_dtype():
-  """Every operator alone, on values of every dtype, the attributes that it must have given."""
   attributes = {"Mod": "<fmod=1>", "BitShift": '<direction="RIGHT">', "SumTo": '<axes="0 2", keepdims=0>'}
   for name, spec in OPERATORS.items():
     for dtype in DTYPES:

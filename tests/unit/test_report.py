@@ -1,5 +1,3 @@
-"""The report: counts, stable JSON keys, and text that says what happened."""
-
 import io
 import json
 
@@ -59,7 +57,7 @@ def text_of(report, explain=False, width=160):
 
 def test_operators_are_counted_in_bodies_and_functions():
   model = parsed(
-    """g (float[1] x) => (y) <bool c = {1}> {
+    """(float[1] x) => (y) <bool c = {1}> {
       i = If(c) <then () => (float o) { o = Relu(x) }, else () => (float o) { o = Relu(x) }>
       y = local.Twice(i) }
     <domain: "local", opset_import: ["" : 17]> Twice (a) => (b) { b = Add(a, a) }""",
@@ -157,7 +155,7 @@ def obeyed(text):
 
 
 def test_names_of_a_model_are_shown_escaped():
-  """Found from outside, 22: every text of a report, whatever a model or an error put there."""
+  """Every text of a report, whatever a model or an error put there."""
   name = HOSTILE
   report = Report(
     input=name,

@@ -1,5 +1,3 @@
-"""The report by place: regions, weights, times, what to try next; its schema; its page, where no name is markup."""
-
 import html
 import json
 import re

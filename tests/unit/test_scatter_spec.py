@@ -1,5 +1,3 @@
-"""The scatter operators' spec in Python: reference, decomposition at every opset, shape inference, errors."""
-
 import itertools
 
 import ml_dtypes
@@ -37,7 +35,6 @@ OPERATORS = {each.name: each for each in (SCATTER_ND, SCATTER_ELEMENTS, UPDATE_S
 
 
 def fold(reduction, old, new):
-  """One step of the formula, on numbers of one dtype."""
   with np.errstate(all="ignore"):
     if reduction in ("add", "mul"):
       return old + new if reduction == "add" else old * new
@@ -229,8 +226,7 @@ def test_attributes_have_defaults():
   full = nd("", (4,), (2, 1), reduction="mul", algorithm="parallel", unique=1, deterministic=0)
   assert attributes_of(full.node()) == Scatter("mul", "parallel", True, False)
   assert attributes_of(elements("", (4, 3), (2, 3), axis=-1).node()) == Scatter(axis=-1)
-  slab = window("", (4, 3), (2, 3), (0, 0), axes=[1, 0])
-  assert attributes_of(slab.node()) == Scatter(axes=(1, 0), steps=(1, 1))
+  assert attributes_of(window("", (4, 3), (2, 3), (0, 0), axes=[1, 0]).node()) == Scatter(axes=(1, 0), steps=(1, 1))
 
 
 def node_of(op, inputs=3, outputs=1, **attributes):
@@ -315,7 +311,6 @@ def test_every_dtype_is_there():
 
 
 def test_the_forms_of_the_kernel_are_variants():
-  """All but the node's own."""
   for operator in (SCATTER_ND, SCATTER_ELEMENTS):
     for own in ("auto", "sorting"):
       found = [dict(each) for each in operator.variants(node_of(operator.name, algorithm=own))]

@@ -1,5 +1,3 @@
-"""Registering and choosing providers, with stand-ins for ONNX Runtime; tests/ort and tests/gpu have the real one."""
-
 import subprocess
 import sys
 import time
@@ -21,7 +19,6 @@ from ortplugin.session import core, elements, streams
 
 @pytest.fixture
 def library_file(tmp_path, patch):
-  """A file that stands for the built library, in a package folder of its own."""
   (tmp_path / "libortplugin.so").write_bytes(b"")
   patch(ortplugin, "__path__", [str(tmp_path / "nowhere"), str(tmp_path)])
   return tmp_path / "libortplugin.so"

@@ -1,5 +1,3 @@
-"""Reading hostile and damaged files, and writing whole files or none."""
-
 import os
 import resource
 import signal
@@ -27,7 +25,6 @@ WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 
 
 def small_model(weight=WEIGHT, opset=17):
-  """y = x @ w + b with a weight of 4 kB."""
   return parsed(
     "small (float[n,32] x) => (y) { [matmul] m = MatMul(x, w)  [add] y = Add(m, b) }",
     opset,
@@ -313,7 +310,7 @@ def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(tmp_path, patch)
 
 
 def test_weights_in_bodies_go_to_the_second_file_too(tmp_path):
-  model = parsed("""g (float[32,32] x, bool c) => (float[32,32] y) {
+  model = parsed("""(float[32,32] x, bool c) => (float[32,32] y) {
     [if] y = If(c) <body () => (float[] o) { o = Add(x, inner) },
                      other () => (float[] p) { p = Identity(x) }> }""")
   model.graph.node[0].attribute[0].g.initializer.append(numpy_helper.from_array(WEIGHT, "inner"))

@@ -1,10 +1,8 @@
-"""FusedSumTo's spec in Python: reference, decomposition, shape inference, errors; and its cases' comparison."""
-
 import numpy as np
-from node_cases import assert_invalid, run_at_opset, typed
+from node_cases import invalid_nodes, typed
 from onnx.helper import make_node
 from onnx_models import parametrize, raises, zeros
-from sum_to_cases import BOTH, CASES, LERP_GRAD, by_name, check, expect, model_of, node_of, summed
+from sum_to_cases import BOTH, CASES, LERP_GRAD, Case, by_name, check, expect, node_of, summed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph import DOMAIN
@@ -16,11 +14,6 @@ from ortplugin.program import parse
 HALF = np.dtype(np.float16)
 
 
-def run_decomposed(text, inputs, opset):
-  nodes = OPERATOR.decompose(node_of(text), opset)
-  return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
-
-
 @parametrize("dtype", ["float", "float16"])
 @parametrize("opset", [11, 12, 13, 17, 18, 22, 24])
 @parametrize(
@@ -28,14 +21,14 @@ def run_decomposed(text, inputs, opset):
 )
 def test_the_decomposition_is_the_reference(name, opset, dtype):
   case = by_name[f"{name}, {dtype}"]
-  found = run_decomposed(case.text, case.inputs(), opset)
+  found = Case.decomposed(case.text, case.inputs(), opset)
   check(case, found, expect(case, unit={"float": 2.0**-22, "float16": 2.0**-11}[dtype]))
 
 
 def test_a_value_that_is_smaller_is_repeated_before_it_is_summed():
   text = '(float x, float r) => (float y, float r, float x) { y = SumTo<axes="0 1", keepdims=0>(r) }'
   x, r = zeros(5, 1), np.arange(3, dtype=np.float32)
-  for found in (run_decomposed(text, [x, r], 17), OPERATOR.reference(node_of(text), [x, r])):
+  for found in (Case.decomposed(text, [x, r], 17), OPERATOR.reference(node_of(text), [x, r])):
     assert [each.shape for each in found] == [(), (5, 3), (5, 3)]
     assert found[0] == 15
 
@@ -110,9 +103,7 @@ WRONG = {  # what every operator with a program refuses, test_layer_norm_spec.py
 }
 
 
-@parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason):
-  assert_invalid(WRONG[reason], reason)
+test_an_invalid_node_is_named = invalid_nodes(WRONG)
 
 
 def test_an_axis_beyond_the_rank_is_named():

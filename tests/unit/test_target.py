@@ -1,5 +1,3 @@
-"""What was measured of a GPU: one file for both languages, and no measured limit in a pass."""
-
 import ast
 import re
 import shlex

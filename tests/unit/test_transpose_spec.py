@@ -1,5 +1,3 @@
-"""FusedTranspose's spec in Python: shapes, decomposition, errors."""
-
 import numpy as np
 import onnx
 import pytest

@@ -1,23 +1,19 @@
-"""Models of old opsets: what they become, that they compute the same in ONNX Runtime, and what is refused."""
-
 import numpy as np
-import onnx
-import onnx.parser
 from onnx import helper
-from onnx_models import add_weights, computed, parametrize, parsed, raises
+from onnx_models import add_weights, computed, parametrize, parsed, raises, value_infos
 
 from ortplugin.errors import ModelError
 from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
 from ortplugin.optimizer import optimize
 
-IMAGE = "g (float[2,3,4,5] x) => (float[A,B,C,D] y) "
-KERNEL = "g (float[2,3,4,5] x, float[3,2,3,3] w) => (float[A,B,C,D] y) "
-ROWS = "g (float[2,8] x) => (float[A,B] y) "
+IMAGE = "(float[2,3,4,5] x) => (float[A,B,C,D] y) "
+KERNEL = "(float[2,3,4,5] x, float[3,2,3,3] w) => (float[A,B,C,D] y) "
+ROWS = "(float[2,8] x) => (float[A,B] y) "
 
 
 def parse(text, opset, ir=8):
   """`text`: a graph, or nodes alone, which make y of an image x."""
-  graph = text if text.startswith("g ") else f"{IMAGE}{{ {text} }}"
+  graph = text if text.startswith("(") else f"{IMAGE}{{ {text} }}"
   return parsed(graph, opset, ir, domains=["com.microsoft"])
 
 
@@ -77,13 +73,13 @@ def assert_same(original, upgraded, rng, **tolerances):
     (8, 'y = MaxPool<kernel_shape=[3,3], auto_pad="SAME_LOWER", strides=[2,2]>(x)'),
     (9, KERNEL + '{ y = ConvTranspose<auto_pad="SAME_UPPER", strides=[2,2]>(x, w) }'),
     (9, KERNEL + "{ y = ConvTranspose<output_shape=[8,11], strides=[2,2]>(x, w) }"),
-    (9, "g (float[2,3,4,5] x) => (float[A,B] y) { y = ReduceMean<axes=[2,3], keepdims=0>(x) }"),
+    (9, "(float[2,3,4,5] x) => (float[A,B] y) { y = ReduceMean<axes=[2,3], keepdims=0>(x) }"),
     (9, ROWS.replace("y)", "y, int64[A,B] i)") + "{ y, i = TopK<k=3>(x) }"),
     (9, ROWS + "{ y = Slice<axes=[1], starts=[1], ends=[-1]>(x) }"),
     (9, ROWS + "{ a = Relu(x)  y = com.microsoft.Gelu(a) }"),
     (
       9,
-      """g (float[4] x, float[2] u) => (float[4] y) {
+      """(float[4] x, float[2] u) => (float[4] y) {
           i = {3,1}  y = Scatter(x, i, u) }""",
     ),
     (
@@ -114,7 +110,7 @@ NEEDED_BY_BFLOAT16 = [
   (8, 'y = Upsample<mode="linear", scales=[1.0,1.0,2.0,1.5]>(x)'),
   (
     12,
-    """g (float[2,3,4,5] x) => (float[A,B,C,D] y) <float[4] s = {1,1,2,0.5}, float[0] r = {}>
+    """(float[2,3,4,5] x) => (float[A,B,C,D] y) <float[4] s = {1,1,2,0.5}, float[0] r = {}>
       { y = Resize<mode="linear", coordinate_transformation_mode="align_corners">(x, r, s) }""",
   ),
 ]
@@ -132,7 +128,7 @@ def test_computes_the_same_for_bfloat16(opset, text, rng):
 @parametrize("shape", [(0, 1, 1), (2, 3, 0), (2, 0, 3), (2, 3, 4)])
 @parametrize("axis", [0, 1, 2])
 def test_a_softmax_of_no_elements(axis, shape):
-  original = parse(f"g (float[a,b,c] x) => (float[d,e,f] y) {{ y = Softmax<axis={axis}>(x) }}", 9)
+  original = parse(f"(float[a,b,c] x) => (float[d,e,f] y) {{ y = Softmax<axis={axis}>(x) }}", 9)
   for each in (original, upgrade(original, BFLOAT16_OPSET)):
     assert computed(each, {"x": np.ones(shape, np.float32)})[0].shape == shape
 
@@ -159,7 +155,7 @@ def test_a_softmax_of_no_elements(axis, shape):
     ],
 )  # fmt: skip
 def test_attributes_that_became_inputs_have_the_dtype_of_the_node(dtype, opset, nodes, rng):
-  original = parse(f"g (bool c, {dtype}[2,3,4,5] x) => ({dtype}[A,B,C,D] y) {{ {nodes} }}", opset)
+  original = parse(f"(bool c, {dtype}[2,3,4,5] x) => ({dtype}[A,B,C,D] y) {{ {nodes} }}", opset)
   upgraded = upgrade(original)
   for _ in range(8):  # so that both branches run
     assert_same(original, upgraded, rng, rtol=0, atol=0)
@@ -167,7 +163,7 @@ def test_attributes_that_became_inputs_have_the_dtype_of_the_node(dtype, opset, 
 
 def test_initializers_are_no_inputs_any_more(rng):
   """Before IR version 4 they had to be; with a later version a caller could override them."""
-  text = """g (float[3] x, w) => (y) <float[3] w = {1,2,3}> {
+  text = """(float[3] x, w) => (y) <float[3] w = {1,2,3}> {
     a = Mul(x, w)  y = Clip<min=0.0>(a) }"""
   upgraded = upgrade(parse(text, 9, ir=3))
   assert [each.name for each in upgraded.graph.input] == ["x"]
@@ -188,7 +184,7 @@ def test_bodies_that_use_one_name_twice(rng):
 
 
 def test_large_weights_and_descriptions_are_kept():
-  model = parse("g (float[N,512] x) => (y) { a = MatMul(x, w)  y = Clip<max=6.0>(a) }", 9)
+  model = parse("(float[N,512] x) => (y) { a = MatMul(x, w)  y = Clip<max=6.0>(a) }", 9)
   add_weights(model, w=np.arange(512 * 512, dtype=np.float32).reshape(512, 512))
   model.doc_string, model.graph.doc_string, model.producer_name = "model", "graph", "producer"
   for node in model.graph.node:
@@ -209,7 +205,7 @@ def test_large_weights_and_descriptions_are_kept():
 
 @parametrize("opset", [11, 17])
 def test_a_newer_model_is_left_alone(opset):
-  model = parse("g (float[3] x) => (y) { y = Relu(x) }", opset)
+  model = parse("(float[3] x) => (y) { y = Relu(x) }", opset)
   assert upgrade(model) is model
 
 
@@ -220,13 +216,13 @@ def test_a_newer_model_is_left_alone(opset):
     (5, "y = Relu(x)", "from opset 5 to 11: node 'y' (Relu) changed before opset 7"),
     (
       8,
-      """g (float[1,4] s, float[1,3,4] x) => (float[1,4] f, float[1,3,4] y) { f, y = Scan<num_scan_inputs = 1,
+      """(float[1,4] s, float[1,3,4] x) => (float[1,4] f, float[1,3,4] y) { f, y = Scan<num_scan_inputs = 1,
           body = b (float[4] a, e) => (o, p) { o = Add(a, e)  p = Neg(o) }> (, s, x) }""",
       "(Scan) has the batch dimension",
     ),
     (
       8,
-      "g (float[2,3] x, float[3] s) => (float[2,3] y) { y = BatchNormalization<spatial=0>(x, s, s, s, s) }",
+      "(float[2,3] x, float[3] s) => (float[2,3] y) { y = BatchNormalization<spatial=0>(x, s, s, s, s) }",
       "from opset 8 to 11: Attribute spatial must have value 1; export the model again",
     ),
     (10, "s = float[4] {1, 1, 2, 0.6}  y = Resize(x, s)", "(Resize) both enlarges and shrinks"),
@@ -248,12 +244,12 @@ def test_refused(opset, text, fragment):
 @parametrize("opset", [10, 11])
 def test_a_mask_that_becomes_true(opset, rng):
   """Outside of training ONNX Runtime's Dropout gives a mask of false before opset 12 and of true from there on."""
-  original = parse("g (float[2,3] x) => (y, bool[2,3] m) { y, m = Dropout(x) }", opset)
+  original = parse("(float[2,3] x) => (y, bool[2,3] m) { y, m = Dropout(x) }", opset)
   assert not run(original, rng)[1].any()
   assert upgrade(original, 11).graph.node[0].op_type == "Dropout"
   with raises(ModelError, r"the mask of node '' \(Dropout\), false before opset 12"):
     upgrade(original, BFLOAT16_OPSET)
-  unread = parse("g (float[2,3] x) => (y) { y, m = Dropout(x) }", opset)
+  unread = parse("(float[2,3] x) => (y) { y, m = Dropout(x) }", opset)
   assert upgrade(unread, BFLOAT16_OPSET).graph.node[-1].op_type == "Dropout"  # behind its ratio
 
 
@@ -264,14 +260,14 @@ def test_refused_in_opset_13():
 
 
 def test_where_nothing_is_rewritten_the_model_is_as_it_was():
-  model = parse("g (float[3] x) => (y) { y = Softmax(x) }", 9, ir=3)
+  model = parse("(float[3] x) => (y) { y = Softmax(x) }", 9, ir=3)
   optimized, report = optimize(model)
   assert report.opset is None
   assert optimized == model
 
 
 def test_the_report_says_so_and_the_original_is_what_is_compared_with():
-  model = parse("g (float[3] x) => (y) { a = Identity(x)  b = Clip<max=0.1>(a)  y = Neg(b) }", 9, ir=3)
+  model = parse("(float[3] x) => (y) { a = Identity(x)  b = Clip<max=0.1>(a)  y = Neg(b) }", 9, ir=3)
   optimized, report = optimize(model, verify=True, providers=["cpu"])
   assert report.opset == (9, 11)
   assert report.to_dict()["opset"] == (9, 11)
@@ -318,13 +314,12 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name, rng):
 ])  # fmt: skip
 def test_names_of_lengths_that_a_slice_does_not_keep(body, kept):
   model = parsed(
-    f"""g (float[3,batch] x, int64[1] at, bool on) => (float[3,batch] y)
+    f"""(float[3,batch] x, int64[1] at, bool on) => (float[3,batch] y)
       <int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}}, int64[1] second = {{1}}> {{ {body} }}""",
     10,
     5,
   )
-  said = onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, (3, "batch"))
-  model.graph.value_info.append(said)
+  model.graph.value_info.extend(value_infos("float[3,batch] d"))
   made = upgrade(model).graph
   dims = {each.name: each.type.tensor_type.shape.dim for each in (*made.input, *made.output, *made.value_info)}
   assert {name for name in ("x", "d", "y") if dims[name][1].dim_param == "batch"} == kept

@@ -125,7 +125,7 @@ def test_the_rule(row, verdict):
 def test_the_exported_model_in_float32():
   # Numbers of float16 are their bits: w is 1.5 and -2, k is 0.5, v is 3 and 4.
   model = parsed(
-    """g (float16[2] x, bool c) => (float16[2] y) <float16[2] w = {15872,49152}, int64[1] n = {2}> {
+    """(float16[2] x, bool c) => (float16[2] y) <float16[2] w = {15872,49152}, int64[1] n = {2}> {
             k = float16[1] {14336}
             zeros = ConstantOfShape <value=float16[1] {0}>(n)
             whole = Cast <to=7>(x)

@@ -22,7 +22,6 @@ def chain(g, x, prefix, others, count):
 
 
 def body(name, nodes, inputs, outputs, constants=None):
-  """A body."""
   return helper.make_graph(nodes, name, inputs, outputs, constants or [])
 
 
@@ -104,7 +103,6 @@ def scan(g):
 
 @glue(0.5)
 def sequences(g):
-  """A sequence that is made and taken apart at once."""
   x = g.pick(ranks=range(1, 5))
   if g.opset < 11:
     raise UnfitError("there are no sequences")
@@ -117,10 +115,7 @@ def sequences(g):
     ]
     return g.block(nodes, [x, other], [made])
   at = g.constant(0, INT)
-  nodes = [
-    make_node("SplitToSequence", [x.name], [name], axis=0),
-    make_node("SequenceAt", [name, at.name], [made]),
-  ]
+  nodes = [make_node("SplitToSequence", [x.name], [name], axis=0), make_node("SequenceAt", [name, at.name], [made])]
   return g.block(nodes, [x, at], [made])
 
 
@@ -146,7 +141,6 @@ def function(g):
 
 @glue(0.3)
 def optional(g):
-  """Bools that choose: a Where by the If's condition."""
   x = g.pick()
   flag = g.input(np.asarray(g.chance(0.5), BOOL))
   return g.op("Where", flag, x, g.op("Neg", x))

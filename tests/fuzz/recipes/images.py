@@ -10,7 +10,6 @@ ACTIVATIONS = ["Relu", "Relu", "Sigmoid", "Tanh", "HardSwish", "Clip", "LeakyRel
 
 
 def activate(g, x):
-  """One of the usual activations."""
   kind = g.choice(ACTIVATIONS)
   if kind == "swish":
     return g.op("Mul", *([x, g.op("Sigmoid", x)] if g.chance(0.5) else [g.op("Sigmoid", x), x]))
@@ -22,7 +21,6 @@ def activate(g, x):
 
 
 def same_conv(g, x, filters, kernel=3, group=1, bias=None):
-  """A Conv that keeps the places."""
   count = x.rank - 2
   attributes = {"kernel_shape": [kernel] * count, "pads": [kernel // 2] * (2 * count)}
   return convolve(g, x, filters, bias, **attributes, **({"group": group} if group > 1 else {}))
@@ -106,7 +104,6 @@ def inverted_bottleneck(g):
 
 @motif(1.5)
 def shuffle(g):
-  """A channel shuffle, with what a ShuffleNet has around it."""
   x = image(g, (4, 4, 3))
   channels = x.shape[1]
   groups = g.choice([d for d in range(1, channels + 1) if channels % d == 0])
@@ -117,7 +114,6 @@ def shuffle(g):
 
 @motif(2)
 def branches(g):
-  """Several convolutions and pools of one image, concatenated."""
   x = image(g)
   parts = [same_conv(g, x, g.choice([1, 2, 4]), g.choice([1, 3])) for _ in range(g.choice([1, 2, 2]))]
   if g.chance(0.4):
@@ -143,7 +139,6 @@ def up(g):
 
 @motif(1)
 def classifier(g):
-  """A pool, a view, a linear layer or two."""
   x = image(g)
   pool = g.op(g.choice(["GlobalAveragePool", "GlobalMaxPool"]), x)
   view = g.choice(["Flatten", "Reshape", "Squeeze"])

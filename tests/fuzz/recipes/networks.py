@@ -25,7 +25,6 @@ def image(g, ranks=(4, 4, 4, 3, 5)):
 
 
 def new_image(g, rank):
-  """A new input with batch, channels and places."""
   sizes = [g.rng.randint(1, 8 if rank == 4 else 6) for _ in range(rank - 2)]
   if g.chance(0.2):
     sizes = [1] * (rank - 2)
@@ -57,7 +56,6 @@ def window(g, x, largest=3):
 
 
 def convolve(g, x, filters=None, bias=None, **given):
-  """A Conv; `given`: attributes, else random ones."""
   attributes = dict(given or window(g, x))
   channels = x.shape[1]
   groups = int(attributes.get("group", 0) or g.choice([1, 1, 1, channels, *(d for d in (2, 3) if channels % d == 0)]))
@@ -74,7 +72,6 @@ def convolve(g, x, filters=None, bias=None, **given):
 
 
 def transposed(g, x, **given):
-  """A ConvTranspose."""
   attributes = dict(given or window(g, x))
   channels, count = x.shape[1], x.rank - 2
   groups = g.choice([1, 1, channels, *(d for d in (2,) if channels % d == 0)])
@@ -99,7 +96,6 @@ def conv_transpose(g):
 
 
 def pooled(g, x):
-  """A pool of some kind."""
   kind = g.choice(
     ["MaxPool", "MaxPool", "AveragePool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"]
   )
@@ -123,7 +119,6 @@ def pool(g):
 
 
 def batch_norm(g, x):
-  """A BatchNormalization with constants."""
   channels = x.shape[1]
   scale, bias, mean = (g.weights(channels) for _ in range(3))
   variance = g.constant(g.rounded(np.asarray(0.3 + g.data.random(channels), x.dtype)))
@@ -194,7 +189,6 @@ def softmax(g):
 
 
 def reduce(g, op, x, axes, keepdims=None):
-  """A reduction in the form of the opset."""
   if g.opset >= (13 if op == "ReduceSum" else 18):
     return g.op(op, x, None if axes is None else g.ints(axes), keepdims=keepdims)
   return g.op(op, x, axes=None if axes is None else list(axes), keepdims=keepdims)
@@ -255,7 +249,6 @@ def einsum(g):
 
 
 def resized(g, x):
-  """A Resize or Upsample of the places."""
   mode = g.choice(["nearest", "nearest", "linear", "linear", *(["cubic"] if g.opset >= 11 else [])])
   scales = np.asarray([1, 1, *(g.choice([1, 2, 2, 3, 0.5, 1.5]) for _ in range(x.rank - 2))], np.float32)
   if g.chance(0.6):

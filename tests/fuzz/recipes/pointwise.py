@@ -208,7 +208,6 @@ def dropout(g):
 
 @glue(1)
 def leaf(g):
-  """One more input or constant."""
   rank = g.choice([0, 1, 2, 3, 3, 4, 4, 5, 6])
   dtype = g.choice([g.style.main] * 5 + [g.style.other, INT, np.dtype(np.int32), BOOL, np.dtype(np.uint8)])
   array = g.numbers([g.dim() for _ in range(rank)], dtype=dtype)

@@ -19,12 +19,10 @@ def updates_of(g, shape, x):
 
 
 def target(g):
-  """What is written to."""
   return g.pick("any" if g.chance(0.15) else "main", ranks=range(1, 5), where=lambda value: 0 not in value.shape)
 
 
 def reduction_of(g):
-  """How updates meet what is there."""
   return g.choice([None, None, None, "add", "mul", "max", "min"]) if g.opset >= 18 else None
 
 

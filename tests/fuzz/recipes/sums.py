@@ -94,7 +94,6 @@ def conv_gradients(g):
 
 @motif(0.7)
 def repeated(g):
-  """The same subexpression twice."""
   x = g.pick()
   other = g.fitting(x.shape)
   op = g.choice(["Add", "Sub", "Mul"])

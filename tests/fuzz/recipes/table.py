@@ -5,8 +5,6 @@ MOTIFS = []  # what passes look for, as exporters write it
 
 
 def glue(weight=1.0):
-  """Enters a function into GLUE."""
-
   def enter(recipe):
     GLUE.append((weight, recipe))
     return recipe
@@ -15,8 +13,6 @@ def glue(weight=1.0):
 
 
 def motif(weight=1.0):
-  """Enters a function into MOTIFS."""
-
   def enter(recipe):
     MOTIFS.append((weight, recipe))
     return recipe

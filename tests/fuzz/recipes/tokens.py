@@ -11,7 +11,6 @@ from .table import motif
 
 
 def normalised(g, x):
-  """A norm over trailing axes, as operators or written out."""
   if 0 in x.shape or not x.rank:
     raise UnfitError("nothing to normalise")
   count = g.choice([1, 1, 1, min(2, x.rank)])
@@ -52,7 +51,6 @@ def sequence(g):
 
 @motif(3)
 def norm_block(g):
-  """Residual and bias, norm, what is pointwise after it."""
   x = sequence(g)
   for _ in range(g.choice([0, 1, 1, 2])):
     x = g.op("Add", *two(g, x))
@@ -135,7 +133,6 @@ def masked(g, scores):
 
 @motif(1.5)
 def attention(g):
-  """Attention written out, as exporters write it."""
   x = sequence(g)
   if x.rank != 3:
     raise UnfitError("no sequence")

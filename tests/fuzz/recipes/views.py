@@ -9,7 +9,6 @@ from .table import glue
 
 
 def axis_of(g, x, beyond=0):
-  """An axis of the value, now and then counted from the end."""
   rank = x.rank + beyond
   if not rank:
     raise UnfitError("it has no axis")
@@ -143,7 +142,6 @@ def slice_(g):
 
 
 def indices(g, size, shape, negative=True):
-  """Constant indices, or ones that the caller gives."""
   if not size:
     raise UnfitError("nothing to index")
   array = np.asarray(g.data.integers(0, size, shape), INT)

@@ -20,7 +20,7 @@ def in_float(monkeypatch):
 
 
 def graph(nodes, inputs, y="float[2,5,32] y", constants="", opset=18):
-  return model(f"g ({inputs}) => ({y}) <{constants}> {{ {nodes} }}", opset)
+  return model(f"({inputs}) => ({y}) <{constants}> {{ {nodes} }}", opset)
 
 
 def feeds(original, scale=1.0, rng=None, **lengths):
@@ -52,7 +52,6 @@ def attributes(node):
 
 
 def attentions(optimized):
-  """The fused nodes."""
   return nodes_of(optimized, "FusedAttention")
 
 
@@ -68,6 +67,5 @@ def fused(original, *passes, into=None, given=None, **lengths):
 
 
 def assert_equal(original, optimized, given):
-  """Equal outputs in ONNX Runtime, of the fused model decomposed."""
   for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
     assert_close(expected, found)

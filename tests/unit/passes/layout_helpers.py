@@ -11,7 +11,6 @@ SAME = "Conv<pads=[1,1,1,1]>"
 
 
 def constant(name, *shape):
-  """An initializer of small numbers, in ONNX's textual syntax."""
   values = (((7 * i) % 13 - 6) / 8 for i in range(int(np.prod(shape))))
   return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, values))}}}"
 
@@ -22,16 +21,14 @@ W = constant("w", 4, 4, 3, 3)
 def graph(nodes, constants="", inputs="", out="float[N,4,5,6] y", x="float[N,4,5,6] x"):
   """c = Conv(x, w), the nodes, y = Conv(last, w): `nodes` make `last` from c."""
   weight = (FP16 if x.startswith("float16") else W) + (f", {constants}" if constants else "")
-  return f"g ({x}{inputs}) => ({out}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
+  return f"({x}{inputs}) => ({out}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
 
 
 def between(nodes, constants="", inputs="", out="[A,B,C,D]"):
-  """`nodes` between two convolutions: they make `last` from c."""
   return model(graph(f"{nodes}  y = {SAME}(last, w)", constants, inputs, f"float{out} y"))
 
 
 def change(original, **more):
-  """The model with channels last, checked to give the same; `more` as of `run_same`."""
   return run_same(original, CHANNELS_LAST_ALWAYS, start=run_pass(original, FUSE_CONV)[0], **more)
 
 

@@ -29,6 +29,5 @@ def attribute(node, name):
 
 
 def assert_stays(original, rewrite, reason):
-  """The pass changes nothing, and says why."""
   _, result = run_pass(original, rewrite, changes=0)
   assert any(reason in miss.reason for miss in result.near_misses), result.near_misses

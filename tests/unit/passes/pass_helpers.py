@@ -5,8 +5,10 @@ import zlib
 import numpy as np
 import onnx
 import onnxruntime
+from hypothesis import HealthCheck, settings
 from ml_dtypes import bfloat16
-from onnx_models import add_weights, all_attributes, annotated, built, nodes_of, parametrize, parsed  # noqa: F401
+from onnx_models import add_weights, all_attributes, annotated, built, nodes_of, parametrize, parsed, value_infos  # noqa: F401
+from sample import examples
 
 from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.export import export_model
@@ -19,8 +21,15 @@ LENGTHS = {"batch": 2, "rows": 5, "length": 3, "N": 3, "M": 4, "any": 8}
 TOLERANCES = {"float16": (4e-3, 4e-3), "bfloat16": (2e-2, 2e-2), "float32": (2e-5, 2e-5), "float64": (1e-9, 1e-9)}
 
 
+def tries(count):
+  """So many random cases, the same in every run, of which a sample has fewer."""
+  return settings(
+    max_examples=examples(count), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+  )
+
+
 def model(graph, opset=17, contrib=False, ir=8):
-  """A model from ONNX's textual syntax: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }'."""
+  """A model of text, as of `parsed`."""
   return parsed(graph, opset, ir, domains=["com.microsoft"] if contrib else ())
 
 
@@ -87,7 +96,6 @@ def _assert_names_stay_unique(original, passes):
 
 
 def _nodes(graph):
-  """The nodes of the graph and its bodies."""
   for node in graph.node:
     yield node
     for attribute in node.attribute:
@@ -128,7 +136,6 @@ def operators(model):
 
 
 def programs(model):
-  """The programs of the fused nodes in order."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
   return [a.s.decode() for node in graph.node for a in node.attribute if a.name == "program"]
 
@@ -166,7 +173,7 @@ def run(model, feeds):
   return session.run(None, dict(feeds))
 
 
-def assert_same_outputs(original, optimized, precision="", rng=None, **lengths):
+def same_outputs(original, optimized, precision="", rng=None, **lengths):
   """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
   feeds = random_feeds(original, rng or seeded(original), **lengths)
   for info, expected, found in zip(
@@ -182,7 +189,6 @@ def assert_same_values(original, optimized, feeds):
 
 
 def seeded(model):
-  """A generator seeded by the model: the same numbers in every run and order."""
   return np.random.default_rng(zlib.crc32(model.SerializeToString(deterministic=True)))
 
 
@@ -192,7 +198,7 @@ def run_same(
   """`run_pass`, on `start` if it is not the original, after which the original's outputs are the same."""
   original = _model_of(original)
   optimized, result = run_pass(start or original, *passes, limit=limit, into=into, program=program, changes=changes)
-  assert_same_outputs(original, optimized, precision, rng, **lengths)
+  same_outputs(original, optimized, precision, rng, **lengths)
   return optimized, result
 
 
@@ -212,10 +218,10 @@ def reasons(result):
   return [f"{each.node}: {each.reason}" for each in result.near_misses]
 
 
-def assert_unchanged(original, passes, *fragments):
-  """The passes change nothing, and each fragment is part of a near miss's reason; none are given: no near miss."""
+def stays(original, passes, *fragments):
+  """One or several passes change nothing; each fragment is in a near miss's reason; without any, there is none."""
   original = _model_of(original)
-  optimized, result = run_pass(original, *passes)
+  optimized, result = run_pass(original, *(passes if isinstance(passes, (list, tuple)) else [passes]))
   assert not result.changes, result.changes
   assert optimized == original
   found = reasons(result)

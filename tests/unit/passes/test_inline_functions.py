@@ -1,18 +1,16 @@
-"""Local functions: their bodies stand where they were called, with equal outputs; what can't be replaced stays."""
-
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
-from pass_helpers import assert_same_outputs, operators, parametrize
+from pass_helpers import operators, parametrize, same_outputs
 
 from ortplugin import optimize
 from ortplugin.errors import ModelError
 from ortplugin.model.checks import HEAVY
 from ortplugin.model.inline import inline_functions
 
-NORM = """<domain: "local", opset_import: ["" : 17, "local" : 1]>
+NORM = """<local>
 norm <eps: float = 0.5, axis> (x, w) => (y) {
   s = local.square(x)
   m = ReduceMean<axes: ints=@axis, keepdims=1>(s)
@@ -22,15 +20,18 @@ norm <eps: float = 0.5, axis> (x, w) => (y) {
   n = Div(x, d)
   y = Mul(n, w)
 }
-<domain: "local", opset_import: ["" : 17]>
+<local>
 square (x) => (y) { y = Mul(x, x) }
 """
+
+
+LOCAL = '<domain: "local", opset_import: ["" : 17, "local" : 1]>'
 
 
 def model(nodes, functions, imports='"" : 17, "local" : 1'):
   return onnx.parser.parse_model(f"""<ir_version: 10, opset_import: [{imports}]>
     g (float[2,8] x, bool m) => (float[2,8] y) <float[8] w = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{ {nodes} }}
-    {functions}""")
+    {functions.replace("<local>", LOCAL)}""")
 
 
 def test_nested_calls_in_bodies_too():
@@ -48,7 +49,7 @@ def test_nested_calls_in_bodies_too():
   assert not result.functions
   assert {node.domain for node in result.graph.node} == {""}
   assert original.SerializeToString() == before
-  assert_same_outputs(original, result)
+  same_outputs(original, result)
 
 
 def test_passes_see_their_operators():
@@ -60,13 +61,11 @@ def test_passes_see_their_operators():
   assert not optimized.functions
   assert "local::norm" in report.before
   assert "local::norm" not in report.after
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_nothing_to_rewrite_leaves_calls():
-  original = model(
-    "y = local.shift(x)", '<domain: "local", opset_import: ["" : 17]> shift (x) => (y) { y = Softmax(x) }'
-  )
+  original = model("y = local.shift(x)", "<local> shift (x) => (y) { y = Softmax(x) }")
   optimized, report = optimize(original)
   assert optimized.SerializeToString() == original.SerializeToString()
   assert not report.functions
@@ -87,18 +86,18 @@ def test_versions_and_domains_of_functions():
   assert calls == {"local::root": 1, "local::gelu": 1}
   assert not misses
   assert operators(result) == ["Mul", "Sqrt", "Gelu"]
-  assert_same_outputs(original, result)
+  same_outputs(original, result)
 
 
 def test_inputs_that_a_call_leaves_out():
   original = model(
     "l = Constant<value_float=0.0>() a, b = local.both(x, l) c, d = local.both(b) y = Add(a, d)",
-    """<domain: "local", opset_import: ["" : 17]>
+    """<local>
       both (x, low, high) => (y, z) { y = Clip(x, low, high) z = Neg(y) }""",
   )
   result, _, misses = inline_functions(original)
   assert not misses
-  assert_same_outputs(original, result)
+  same_outputs(original, result)
 
 
 OTHER = '"" : 17, "local" : 1, "ai.onnx.ml" : 3'
@@ -107,7 +106,7 @@ STAYS = {
     "a = local.odd(x) y = local.square(a)",
     """<domain: "local", opset_import: ["" : 17, "ai.onnx.ml" : 2, "local" : 1]>
       odd (x) => (y) { z = local.square(x) y = ai.onnx.ml.Scaler<offset=[1.0], scale=[2.0]>(z) }
-      <domain: "local", opset_import: ["" : 17]> square (x) => (y) { y = Mul(x, x) }""",
+      <local> square (x) => (y) { y = Mul(x, x) }""",
     OTHER,
     "the function 'local::odd' imports version 2 of the domain 'ai.onnx.ml', the model version 3",
   ),
@@ -125,9 +124,9 @@ STAYS = {
   ),
   "an attribute that is passed on and left out": (
     "y = local.outer(x)",
-    """<domain: "local", opset_import: ["" : 17, "local" : 1]>
+    """<local>
       outer <a> (x) => (y) { y = local.inner<e: float = @a>(x) }
-      <domain: "local", opset_import: ["" : 17]>
+      <local>
       inner <e: float = 0.5> (x) => (y) { y = LeakyRelu<alpha: float=@e>(x) }""",
     OTHER,
     "the function 'local::outer' passes on the attribute 'a', which calls may leave out",
@@ -137,7 +136,6 @@ STAYS = {
 
 @parametrize("name", STAYS)
 def test_near_misses(name):
-  """All calls stay, and the model computes what it did."""
   nodes, functions, imports, reason = STAYS[name]
   original = model(nodes, functions, imports)
   result, calls, misses = inline_functions(original)
@@ -148,11 +146,11 @@ def test_near_misses(name):
   optimized, report = optimize(original, verify=True)
   assert report.passed
   assert set(misses) <= set(report.near_misses)
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_training_information_keeps_functions():
-  original = model("y = local.f(x)", '<domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Neg(x) }')
+  original = model("y = local.f(x)", "<local> f (x) => (y) { y = Neg(x) }")
   original.training_info.add().algorithm.name = "step"
   result, _, (miss,) = inline_functions(original)
   assert result is original
@@ -162,8 +160,8 @@ def test_training_information_keeps_functions():
 def test_overloads():
   original = model(
     "a = local.f(x) y = local.f(a)",
-    """<domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Neg(x) }
-      <domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Abs(x) }""",
+    """<local> f (x) => (y) { y = Neg(x) }
+      <local> f (x) => (y) { y = Abs(x) }""",
   )
   original.functions[1].overload = original.graph.node[1].overload = "second"
   result, calls, _ = inline_functions(original)
@@ -173,14 +171,14 @@ def test_overloads():
 
 def test_names_that_a_model_describes_but_does_not_make():
   """The inliner may invent such a name for a value of another type."""
-  function = '<domain: "local", opset_import: ["" : 17]> f (x) => (y) { z = Neg(x) y = Abs(z) }'
+  function = "<local> f (x) => (y) { z = Neg(x) y = Abs(z) }"
   original = model("y = local.f(x)", function)
   invented = inline_functions(original)[0].graph.node[0].output[0]
   for name in (invented, "y"):
     original.graph.value_info.append(helper.make_tensor_value_info(name, 7 if name == invented else 1, [2, 8]))
   result, _, _ = inline_functions(original)
   assert [each.name for each in result.graph.value_info] == ["y"]
-  assert_same_outputs(original, result)
+  same_outputs(original, result)
 
 
 def test_functions_that_can_be_skipped():
@@ -192,17 +190,15 @@ def test_functions_that_can_be_skipped():
 
 def shared(calls, depth):
   """Functions f0 to f<depth>, each but the first calling the one before so many times."""
-  functions = ['<domain: "local", opset_import: ["" : 17, "local" : 1]> f0 (x) => (y) { y = Neg(x) }']
+  functions = ["<local> f0 (x) => (y) { y = Neg(x) }"]
   for number in range(1, depth + 1):
     body = " ".join(f"v{i + 1} = local.f{number - 1}(v{i})" for i in range(calls))
-    functions.append(
-      f'<domain: "local", opset_import: ["" : 17, "local" : 1]> f{number} (v0) => (v{calls}) {{ {body} }}'
-    )
+    functions.append(f"<local> f{number} (v0) => (v{calls}) {{ {body} }}")
   return model(f"y = local.f{depth}(x)", "\n".join(functions))
 
 
-CYCLE = """<domain: "local", opset_import: ["" : 17, "local" : 1]> f (x) => (y) { z = local.g(x) y = Neg(z) }
-<domain: "local", opset_import: ["" : 17, "local" : 1]> g (x) => (y) { z = local.f(x) y = Neg(z) }"""
+CYCLE = """<local> f (x) => (y) { z = local.g(x) y = Neg(z) }
+<local> g (x) => (y) { z = local.f(x) y = Neg(z) }"""
 
 
 @parametrize(
@@ -230,9 +226,7 @@ def test_many_small_functions():
 @parametrize("overridable", [False, True])
 def test_large_weights_stay_where_they_are(overridable, rng):
   width = HEAVY // 4 + 8
-  function = onnx.parser.parse_function(
-    '<domain: "local", opset_import: ["" : 17]> scale (x, w) => (y) { z = Mul(x, w) y = Neg(z) }'
-  )
+  function = onnx.parser.parse_function(LOCAL + " scale (x, w) => (y) { z = Mul(x, w) y = Neg(z) }")
   value = helper.make_tensor_value_info
   inputs = [value("x", 1, (1, width)), *([value("w", 1, (width,))] if overridable else [])]
   weights = numpy_helper.from_array(rng.standard_normal(width, np.float32), "w")
@@ -249,4 +243,4 @@ def test_large_weights_stay_where_they_are(overridable, rng):
   assert calls == {"local::scale": 1}
   assert list(result.graph.input) == inputs
   assert list(result.graph.initializer) == [weights]
-  assert_same_outputs(original, result)
+  same_outputs(original, result)

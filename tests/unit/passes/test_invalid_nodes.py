@@ -105,7 +105,7 @@ def mutate(made, pick):
 @parametrize("seed", range(SEEDS))
 @parametrize("name", TEXTS)
 def test_no_exception_of_python(name, seed):
-  """RELIABILITY 23: whatever is wrong with a node, a pass skips it, or says so in the package's own words."""
+  """Whatever is wrong with a node, a pass skips it, or says so in the package's own words."""
   pick = random.Random(f"{name} {seed}")
   made = model(TEXTS[name])
   for _ in range(pick.choice([1, 1, 2, 4])):

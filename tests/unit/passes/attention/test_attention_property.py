@@ -1,5 +1,3 @@
-"""Random views between projections and attention: whatever is read through, the result is the same."""
-
 import numpy as np
 import pytest
 from attention_helpers import assert_equal, attentions, feeds, in_float  # noqa: F401
@@ -14,8 +12,6 @@ pytestmark = pytest.mark.usefixtures("in_float")
 
 
 class Builder:
-  """Collects nodes and inputs; every method returns a name."""
-
   def __init__(self):
     self.nodes = []
     self.inputs = {}

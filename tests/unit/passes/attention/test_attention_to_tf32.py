@@ -1,9 +1,7 @@
-"""Attention of float32, where the target says that it pays in TF32: a pass of its own, not with --precision fp32."""
-
 import onnx
 import pytest
 from attention_helpers import STANDARD, assert_equal, attentions, attributes, feeds, graph
-from pass_helpers import assert_unchanged, operators, run_pass
+from pass_helpers import operators, run_pass, stays
 from test_merge_products import CORE, HEADS, MERGED, PRODUCTS, WEIGHTS, X, with_weights
 
 import ortplugin
@@ -36,7 +34,7 @@ def test_it_becomes_one_node():
 def test_what_lies_by_columns_stays():
   """The kernel for tensor cores reads rows, and in float32 the other one is slow."""
   inputs = "float[2,4,5,8] q, float[2,4,8,5] k, float[2,4,5,8] v"
-  assert_unchanged(graph(PLAIN, inputs, "float[2,4,5,8] y"), [ATTENTION_TO_TF32], "don't lie in its operands")
+  stays(graph(PLAIN, inputs, "float[2,4,5,8] y"), ATTENTION_TO_TF32, "don't lie in its operands")
   rows = graph(f"k = Transpose<0,1,3,2>(kr)  {PLAIN}", inputs.replace("8,5] k", "5,8] kr"), "float[2,4,5,8] y")
   assert operators(run_pass(rows, ATTENTION_TO_TF32, DEAD_NODES)[0]) == ["FusedAttention"]
   assert not run_pass(graph(PLAIN, HALVES, "float16[2,4,5,8] y"), ATTENTION_TO_TF32)[1].changes
@@ -44,7 +42,7 @@ def test_what_lies_by_columns_stays():
 
 def test_it_stays_where_that_does_not_pay(monkeypatch):
   monkeypatch.setattr(fuse_attention, "TF32_PAYS", False)
-  assert_unchanged(graph(f"{HEADS} {CORE}", QKV), [ATTENTION_TO_TF32])
+  stays(graph(f"{HEADS} {CORE}", QKV), ATTENTION_TO_TF32)
 
 
 @pytest.mark.usefixtures("pays")

@@ -1,8 +1,5 @@
-"""Transposes beside a FusedAttention that 1x1 convolutions leave: read and written by rows, equal outputs."""
-
-import pytest
 from attention_helpers import attentions, attributes
-from pass_helpers import model, operators, restore, run_pass, run_same
+from pass_helpers import model, operators, parametrize, restore, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ATTENTION_VIEWS
 
@@ -10,13 +7,12 @@ NODE = 'ortplugin.FusedAttention<qkv_dtype = "float", heads = 2, kv_heads = 2'
 
 
 def written(nodes, x, y):
-  original = model(f"g ({x}) => ({y}) {{ {nodes} }}")
+  original = model(f"({x}) => ({y}) {{ {nodes} }}")
   original.opset_import.add(domain="ortplugin", version=1)
   return original
 
 
 def rewritten(original):
-  """After one change, with the outputs that it had."""
   optimized, _ = run_same(restore(original), ATTENTION_VIEWS, start=original, changes=1)
   return optimized
 
@@ -25,7 +21,7 @@ def packed(order):
   return "".join(f', {name}_layout = "b ({order.format(at)} d) s"' for at, name in enumerate("qkv"))
 
 
-@pytest.mark.parametrize("order", ["{}/3 h", "h {}/3"])
+@parametrize("order", ["{}/3 h", "h {}/3"])
 def test_an_image_of_channels_last(order):
   """As botnet and coatnet: one 1x1 convolution makes Q, K and V; the pixels are one axis for attention alone."""
   nodes = f"""c = Transpose<0,3,1,2>(x)  flat = {{2,24,15}}

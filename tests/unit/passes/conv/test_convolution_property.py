@@ -1,10 +1,7 @@
-"""Random chains of convolutions and what is around them: whatever the passes make of them computes the same."""
-
 import numpy as np
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from onnx import helper
-from pass_helpers import built, operators, run_same
-from sample import examples
+from pass_helpers import built, operators, run_same, tries
 
 from ortplugin.optimizer.pipeline import FOLD_BATCH_NORM, FOLD_PAD, SUM_TO_ADD
 
@@ -13,8 +10,6 @@ KINDS = ("conv", "conv", "transposed", "norm", "norm", "arithmetic", "arithmetic
 
 
 class Chain:
-  """Nodes and weights of a graph on values [N, 4, height, width]."""
-
   def __init__(self, seed):
     self.generator = np.random.default_rng(seed)
     self.nodes = []
@@ -22,14 +17,12 @@ class Chain:
     self.values = [("x", (7, 6))]  # names and sizes
 
   def constant(self, shape, positive=False, values=None):
-    """A new initializer of numbers around 0, or between 0.5 and 1.5."""
     made = self.generator.uniform(0.5, 1.5, shape) if positive else self.generator.standard_normal(shape)
     name = f"c{len(self.weights)}"
     self.weights[name] = made.astype(np.float32) if values is None else np.asarray(values)
     return name
 
   def add(self, op, inputs, size, **attributes):
-    """A new value."""
     name = f"v{len(self.nodes)}"
     self.nodes.append(helper.make_node(op, inputs, [name], f"{op}_{name}", **attributes))
     self.values.append((name, size))
@@ -88,7 +81,7 @@ def chains(draw):
   return built(chain.nodes, {"x": ("float", ["N", CHANNELS, 7, 6])}, outputs, weights=weights)
 
 
-@settings(max_examples=examples(80), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tries(80)
 @given(chains())
 def test_a_random_chain_computes_the_same(original):
   optimized, _ = run_same(original, SUM_TO_ADD, FOLD_BATCH_NORM, FOLD_PAD, rng=np.random.default_rng(0), N=2)

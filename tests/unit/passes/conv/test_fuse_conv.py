@@ -1,10 +1,8 @@
-"""Conv becomes FusedConv with its bias in the program, and what must stay."""
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from onnx_models import all_attributes, built
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, parametrize, programs, run_pass, run_same
+from onnx_models import all_attributes, built, value_infos
+from pass_helpers import lines, parametrize, programs, run_pass, run_same, same_outputs, stays
 
 from ortplugin.optimizer.pipeline import FUSE_CONV
 
@@ -67,7 +65,7 @@ def test_dtypes(dtype):
   optimized, _ = run_pass(original, FUSE_CONV, into="FusedConv")
   assert programs(optimized)[0].startswith(f"({dtype} c, {dtype} bias) => ({dtype} y)")
   if dtype in ("float", "float16"):  # ONNX Runtime's CPU has no Conv of the others to compare with
-    assert_same_outputs(original, optimized)
+    same_outputs(original, optimized)
 
 
 @parametrize(
@@ -103,7 +101,7 @@ def test_weights_and_biases_that_are_computed(opset, constant):
 
 def test_an_overridable_bias_is_reshaped_at_run_time():
   original = conv()
-  original.graph.input.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [6]))
+  original.graph.input.extend(value_infos("float[6] b"))
   run_same(original, FUSE_CONV, into="Unsqueeze FusedConv")
 
 
@@ -112,7 +110,7 @@ def test_dynamic_spatial_dimensions():
 
 
 def test_in_a_body():
-  original = """g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1,2,3,4}> {
+  original = """(float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1,2,3,4}> {
       y = If(c) <then () => (float[N,1,A,B] t) { t = Conv(x, w) },
                   otherwise () => (float[N,1,A,B] e) { e = Conv<strides=[1,1]>(x, w) }> }"""
   run_same(original, FUSE_CONV, changes=2)
@@ -145,13 +143,13 @@ def test_shape_of_what_it_makes():
   ],
 )
 def test_near_misses(original, fragment):
-  assert_unchanged(original, [FUSE_CONV], fragment)
+  stays(original, FUSE_CONV, fragment)
 
 
 def test_an_unknown_rank_stays():
-  original = """g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
+  original = """(float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
     x = Reshape(v, shape)  y = Conv(x, w) }"""
-  assert_unchanged(original, [FUSE_CONV], "the rank of 'x' is unknown")
+  stays(original, FUSE_CONV, "the rank of 'x' is unknown")
 
 
 def test_another_domain_s_conv_stays():

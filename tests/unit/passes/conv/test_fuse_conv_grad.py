@@ -1,5 +1,3 @@
-"""What becomes part of a ConvGrad's program, and what must not."""
-
 import onnx
 import onnx.parser
 from node_cases import planar
@@ -17,7 +15,7 @@ def graph(nodes, gradients="dX dW dB", outputs="", program=PROGRAM):
   shapes = {"dX": "N,3,6,5", "dW": "4,3,3,3", "dB": "4", "dZ": "N,4,6,5"}
   made = ", ".join(f"float[{shapes[name]}] {name}" for name in gradients.split())
   model = parsed(
-    f"""g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy, y, float[4,1,1] s)
+    f"""(float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy, y, float[4,1,1] s)
       => ({made}{outputs}) <float zero = {{0}}> {{ {nodes}
       {", ".join(gradients.split())} = ortplugin.ConvGrad<program="P">(X, W, g) }}""",
     domains=["ortplugin"],
@@ -93,7 +91,7 @@ def test_one_gradient_as_two_outputs_stays():
 def test_what_the_operator_itself_reads_stays():
   """X and the gradient are one value here: drawn in, nobody would make X."""
   original = parsed(
-    """g (float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
+    """(float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
       g = Relu(v)
       dX, dW, dB = ortplugin.ConvGrad<program="(float dz) => (dz) {}", operands = "X W",
           gradients = "dX dW dB", kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(g, W, g) }""",
@@ -125,7 +123,7 @@ def test_what_stays(nodes, fragment):
 def test_gradients_have_channels_last_between_convolutions():
   """In a region with a convolution, weights and their gradients too; the bias's gradient is as it was."""
   original = parsed(
-    """g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)
+    """(float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)
       { c = Conv<pads=[1,1,1,1]>(X, W)  y = Relu(c)
         dX, dW, dB = ortplugin.ConvGrad<program="P">(X, W, dy, y) }""",
     domains=["ortplugin"],

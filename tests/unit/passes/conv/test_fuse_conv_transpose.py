@@ -1,9 +1,7 @@
-"""ConvTranspose becomes FusedConvTranspose with its normalisation, bias and activation, and what must stay."""
-
 import numpy as np
-from onnx import TensorProto, helper
-from onnx_models import add_weights, all_attributes, built
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, parametrize, programs, run_same
+from onnx import helper
+from onnx_models import add_weights, all_attributes, built, value_infos
+from pass_helpers import lines, model, operators, parametrize, programs, run_same, same_outputs, stays
 
 from ortplugin.optimizer import PIPELINE, run_passes, select_passes
 from ortplugin.optimizer.pipeline import FUSE_CONV
@@ -79,11 +77,10 @@ def test_what_follows_is_drawn_in(after, statements, group):
   optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
   assert operators(optimized) == ["FusedConvTranspose"]
   assert [lines(each) for each in programs(optimized)] == [statements]
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_a_decoder_has_its_channels_last(rng):
-  """Two transposed convolutions in float16: a Transpose at either end of the region, none between."""
   first = up(("Relu",), dtype="float16", strides=[2, 2])
   first.graph.node[-1].output[0] = "middle"
   first.graph.node.append(helper.make_node("ConvTranspose", ["middle", "w2"], ["y"], "up2", strides=[2, 2]))
@@ -92,17 +89,17 @@ def test_a_decoder_has_its_channels_last(rng):
   assert operators(optimized) == ["FusedTranspose", "FusedConvTranspose", "FusedConvTranspose", "FusedTranspose"]
   layouts = [helper.get_attribute_value(a) for n in optimized.graph.node for a in n.attribute if a.name == "layout"]
   assert layouts == [b"NHWC", b"NHWC"]
-  assert_same_outputs(first, optimized)
+  same_outputs(first, optimized)
 
 
 def test_resize_before_a_conv_is_left_alone():
-  original = model("""g (float[N,1,4,4] x) => (float[N,1,A,B] y)
+  original = model("""(float[N,1,4,4] x) => (float[N,1,A,B] y)
     <float[4] scales = {1,1,2,2}, float[1,1,3,3] w = {1,2,3,4,5,6,7,8,9}> {
     r = Resize<mode="nearest">(x, , scales)  y = Conv<pads=[1,1,1,1]>(r, w) }""")
   optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
   assert operators(optimized)[-1] == "FusedConv"
   assert "FusedConvTranspose" not in operators(optimized)
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 @parametrize(
@@ -116,11 +113,11 @@ def test_resize_before_a_conv_is_left_alone():
   ],
 )
 def test_near_misses(original, fragment):
-  assert_unchanged(original, [FUSE_CONV], fragment)
+  stays(original, FUSE_CONV, fragment)
 
 
 def test_weights_that_are_inputs():
   original = up(bias_shape=None)
   del original.graph.initializer[:]
-  original.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 6, 3, 3]))
+  original.graph.input.extend(value_infos("float[4,6,3,3] w"))
   run_same(original, FUSE_CONV, into="FusedConvTranspose")

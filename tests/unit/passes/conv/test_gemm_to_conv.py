@@ -1,17 +1,5 @@
-"""Classifiers after convolutions with channels last."""
-
 from layout_helpers import constant, graph
-from pass_helpers import (
-  assert_same_outputs,
-  assert_unchanged,
-  lines,
-  model,
-  operators,
-  parametrize,
-  programs,
-  run_pass,
-  run_same,
-)
+from pass_helpers import lines, model, operators, parametrize, programs, run_pass, run_same, same_outputs, stays
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, GEMM_TO_CONV
 
@@ -52,7 +40,6 @@ def test_forms(nodes, constants):
   ],
 )
 def test_two_layers(activation, count):
-  """The activation becomes part of the first; nothing but views is left between the two."""
   scalars = "float three = {3}, float zero = {0}, float six = {6}"
   original = classifier(
     f"g = Gemm(f, m, b)  {activation}  y = Gemm<transB = 1>(h, k2)",
@@ -67,7 +54,7 @@ def test_two_layers(activation, count):
   fused = [each for each in operators(optimized) if each not in ("Flatten", "Reshape")]
   assert fused == ["Transpose", "FusedConv", "FusedPool", "FusedConv", "FusedConv"]
   assert [len(lines(each)) for each in programs(optimized)] == [0, count, 0]
-  assert_same_outputs(original, optimized)
+  same_outputs(original, optimized)
 
 
 def test_an_operand_with_a_batch_ends_the_chain():
@@ -87,25 +74,25 @@ def test_an_operand_with_a_batch_ends_the_chain():
   ],
 )
 def test_near_misses(nodes, constants, inputs, fragment):
-  assert_unchanged(before(classifier(nodes, *constants, inputs=inputs)), [GEMM_TO_CONV], fragment)
+  stays(before(classifier(nodes, *constants, inputs=inputs)), GEMM_TO_CONV, fragment)
 
 
 @parametrize(
   "text",
   [
-    f"g (float[N,4] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ y = MatMul(x, m) }}",
-    f"g (float[N,4,1,1] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ f = Flatten(x)  y = MatMul(f, m) }}",
+    f"(float[N,4] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ y = MatMul(x, m) }}",
+    f"(float[N,4,1,1] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ f = Flatten(x)  y = MatMul(f, m) }}",
     graph("f = Flatten(c)  y = MatMul(f, m)", "float[120,1] m = {" + ", ".join(["1"] * 120) + "}", out="float[N,1] y"),
   ],
 )
 def test_what_no_convolution_leads_to(text):
-  assert_unchanged(before(model(text)), [GEMM_TO_CONV])
+  stays(before(model(text)), GEMM_TO_CONV)
 
 
 def test_a_product_of_no_columns_stays():
-  assert_unchanged(before(classifier("y = Gemm<transB = 1>(f, m)", "float[0,4] m = {}", out="[N,0]")), [GEMM_TO_CONV])
+  stays(before(classifier("y = Gemm<transB = 1>(f, m)", "float[0,4] m = {}", out="[N,0]")), GEMM_TO_CONV)
 
 
 def test_with_channels_first_nothing_changes():
   first, _ = run_pass(classifier("y = MatMul(f, m)", constant("m", 4, 6)), FUSE_CONV)
-  assert_unchanged(first, [GEMM_TO_CONV])
+  stays(first, GEMM_TO_CONV)

@@ -1,20 +1,9 @@
-"""Where channels come last, what becomes of the operators there, and which Transposes remain."""
-
 import numpy as np
 import onnx
 from layout_helpers import SAME, VALUES, W, between, change, constant, graph, inner
 from onnx import helper
 from onnx_models import initializers
-from pass_helpers import (
-  assert_same_outputs,
-  assert_unchanged,
-  model,
-  operators,
-  parametrize,
-  reasons,
-  run_pass,
-  run_same,
-)
+from pass_helpers import model, operators, parametrize, reasons, run_pass, run_same, same_outputs, stays
 
 from ortplugin.optimizer.pipeline import (
   CHANNELS_LAST,
@@ -47,7 +36,7 @@ def test_one_convolution():
 def test_a_region_of_pointwise_convolutions_stays(beside):
   """They have an engine with channels first; another convolution beside them decides for all."""
   more = ", float[2,2,8] z" if beside else ""
-  original = model(f"""g (float[2,2,8] x) => (float[2,2,8] y{more})
+  original = model(f"""(float[2,2,8] x) => (float[2,2,8] y{more})
     <float[2,2,1] w = {{1,2,3,4}}, float[2,2,3] v = {{1,2,3,4,5,6,7,8,9,10,11,12}}> {{
       c = Conv(x, w)  y = Relu(c)  {beside} }}""")
   single, _ = run_pass(original, FUSE_CONV)
@@ -60,7 +49,7 @@ def test_ranks(spatial):
   values = ", ".join(str((i % 7 - 3) / 4) for i in range(3**spatial * 4))
   threes, fives, ones = (f",{size}" * spatial for size in (3, 5, 1))
   optimized, _ = change(
-    model(f"""g (float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
+    model(f"""(float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
     <float[2,2{threes}] w = {{{values}}}, float[2] b = {{1,-1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
   )
   assert operators(optimized)[-1] == "Transpose"
@@ -72,7 +61,7 @@ def test_ranks(spatial):
 @parametrize("pool", ["ReduceMean<axes=[2]>(c)", "GlobalAveragePool(c)"])
 def test_squeeze_and_excite_with_one_spatial_dimension(pool, length):
   """Both orders of three axes are one permutation: a view to channels first must not become one to channels last."""
-  original = model(f"""g (float[N,4,{length}] x) => (y, float[N,4,1] p, r)
+  original = model(f"""(float[N,4,{length}] x) => (y, float[N,4,1] p, r)
     <{constant("w", 4, 4, 1)}> {{
         c = Conv(x, w)  p = {pool}  s = Conv(p, w)  r = Relu(s)  e = Conv(r, w)  g = Sigmoid(e)  y = Mul(c, g)
     }}""")
@@ -86,7 +75,7 @@ def test_views_of_one_pixel_and_of_one_channel(spatial, channels):
   """Values that leave the convolutions, and operands of lower rank, with channels last and as they were."""
   ones, weights = ",1" * spatial, constant("w", channels, channels, *[1] * spatial)
   change(
-    model(f"""g (float[N,{channels}{ones}] x, float[{channels}{ones}] o, float[N,{channels},7{ones[2:]}] z)
+    model(f"""(float[N,{channels}{ones}] x, float[{channels}{ones}] o, float[N,{channels},7{ones[2:]}] z)
     => (float[N,{channels}{ones}] y, float[A,B{",D" * spatial}] u, float[A,B{",E" * spatial}] v)
     <{weights}>
     {{ c = Conv(x, w)  y = Add(c, o)  u = Conv(y, w)  t = Conv(z, w)  v = Mul(t, u) }}""")
@@ -102,18 +91,18 @@ def test_float16_and_float_that_may_round_by_default():
     node_of(said, "FusedConv").attribute.extend(helper.make_attribute(*each) for each in allowed.items())
     run_pass(said, CHANNELS_LAST, into="Transpose FusedConv Relu Transpose")
   node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 0))
-  assert_unchanged(single, [CHANNELS_LAST])
+  stays(single, CHANNELS_LAST)
   double, _ = run_pass(graph("y = Relu(c)", out="double[N,4,5,6] y", x="double[N,4,5,6] x"), FUSE_CONV)
-  assert_unchanged(double, [CHANNELS_LAST])
+  stays(double, CHANNELS_LAST)
 
 
-GROUPED = """g (float[1,8,6,6] x) => (y) <float[8,2,1,1] w = {{{}}}> {{
+GROUPED = """(float[1,8,6,6] x) => (y) <float[8,2,1,1] w = {{{}}}> {{
   c = Conv<group=4>(x, w)  y = Relu(c) }}""".format(", ".join(["0.5"] * 16))
-ONE_DIMENSION = """g (float[1,2,6] x) => (float[1,2,5] y) <float[2,2,2] w = {1,2,3,4,5,6,7,8}> {
+ONE_DIMENSION = """(float[1,2,6] x) => (float[1,2,5] y) <float[2,2,2] w = {1,2,3,4,5,6,7,8}> {
   c = Conv(x, w)  y = Relu(c) }"""
 
 
-SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,3,3] y) <float[8,8,1,1] w = {{{}}}, int64[8] order = {{{}}}> {{
+SHUFFLED = """(float[1,8,6,6] x) => (float[1,8,3,3] y) <float[8,8,1,1] w = {{{}}}, int64[8] order = {{{}}}> {{
   c = Conv<strides=[2,2]>(x, w)  s = Gather<axis=1>(c, order)  y = Relu(s) }}""".format(
   ", ".join(["0.5"] * 64), "0,4,1,5,2,6,3,7"
 )
@@ -143,7 +132,7 @@ def test_float_that_is_slow_on_a_cpu_asks_for_it(text):
 def test_float_that_a_cpu_is_fast_at(nodes):
   """Beside what it is slow at: groups of one channel, whole images that are gathered, and their colours."""
   constants = f"{W}, {constant('d', 4, 1, 3, 3)}, int64[2] order = {{1, 0}}, int64[4] colours = {{2,1,0,3}}"
-  original = f"g (float[2,4,7,7] x) => (float[A,4,B,C] y) <{constants}> {{ {nodes} }}"
+  original = f"(float[2,4,7,7] x) => (float[A,4,B,C] y) <{constants}> {{ {nodes} }}"
   optimized, _ = run_same(original, FUSE_CONV, CHANNELS_LAST)
   assert {attribute(each, "layout") for each in optimized.graph.node if each.op_type == "FusedConv"} == {b"NHWC"}
 
@@ -155,37 +144,37 @@ def half_original():
 @parametrize(
   "nodes, expected",
   [
-    ("last = Relu(c)", ["Relu"]),
-    ("last = Mul(c, per_channel)", ["Mul"]),
-    ("last = Add(full, c)", ["Add"]),
-    ("last = Mul(c, row)", ["Mul"]),
-    ("last = Mul(c, number)", ["Mul"]),
-    ("last = Add(c, x)", ["Add"]),
-    ("a = Sigmoid(c)  last = Mul(a, c)", ["Sigmoid", "Mul"]),
-    ("last = PRelu(c, per_channel)", ["PRelu"]),
-    ("last = Clip(c, zero, six)", ["Clip"]),
-    ("a = Cast<to=11>(c)  last = Cast<to=1>(a)", ["Cast", "Cast"]),
-    ("a = Less(c, x)  last = Where(a, c, x)", ["Less", "Where"]),
-    ("a, mask = Dropout(c)  b = Cast<to=1>(mask)  last = Mul(a, b)", ["Dropout", "Cast", "Mul"]),
-    ("last = Sum(c, x, c)", ["Sum"]),
-    ("a = Concat<axis=1>(c, x)  last = Slice(a, two, six_i, one)", ["Concat", "Slice"]),
-    ("a = Concat<axis=-2>(c, c, pixel)  last = Relu(a)", ["Concat", "Relu"]),
-    ("a, b = Split<axis=1>(c, halves)  last = Concat<axis=1>(b, a)", ["Split", "Concat"]),
-    ("a = Slice(c, zeros, ends)  last = Relu(a)", ["Slice", "Relu"]),
-    ("a = Slice(c, zeros2, ends2, minus, steps)  last = Relu(a)", ["Slice", "Relu"]),
-    ("last = Pad(c, pads)", ["Pad"]),
-    ('last = Pad<mode="reflect">(c, pads)', ["Pad"]),
-    ("last = Pad(c, pads, number)", ["Pad"]),
-    ("last = Softmax<axis=1>(c)", ["Softmax"]),
-    ("last = LogSoftmax<axis=-1>(c)", ["LogSoftmax"]),
-    ("last = Gather<axis=1>(c, order)", ["Gather"]),
-    ("a = ReduceMean<axes=[1]>(c)  last = Sub(c, a)", ["ReduceMean", "Sub"]),
-    ("a = ReduceMax<axes=[-1,1]>(c)  last = Sub(c, a)", ["ReduceMax", "Sub"]),
-    ("a = ReduceSum(c, spatial)  last = Sub(c, a)", ["ReduceSum", "Sub"]),
-    ("a = ArgMax<axis=1>(c)  b = Cast<to=1>(a)  last = Mul(c, b)", ["ArgMax", "Cast", "Mul"]),
-    ("last = Transpose<0,1,3,2>(c)", ["Transpose"]),
-    ("a = Reshape<allowzero=1>(c, flat)  last = Reshape(a, parted)", ["Reshape", "Reshape"]),
-    ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", ["Reshape", "Sigmoid", "Reshape"]),
+    ("last = Relu(c)", "Relu"),
+    ("last = Mul(c, per_channel)", "Mul"),
+    ("last = Add(full, c)", "Add"),
+    ("last = Mul(c, row)", "Mul"),
+    ("last = Mul(c, number)", "Mul"),
+    ("last = Add(c, x)", "Add"),
+    ("a = Sigmoid(c)  last = Mul(a, c)", "Sigmoid Mul"),
+    ("last = PRelu(c, per_channel)", "PRelu"),
+    ("last = Clip(c, zero, six)", "Clip"),
+    ("a = Cast<to=11>(c)  last = Cast<to=1>(a)", "Cast Cast"),
+    ("a = Less(c, x)  last = Where(a, c, x)", "Less Where"),
+    ("a, mask = Dropout(c)  b = Cast<to=1>(mask)  last = Mul(a, b)", "Dropout Cast Mul"),
+    ("last = Sum(c, x, c)", "Sum"),
+    ("a = Concat<axis=1>(c, x)  last = Slice(a, two, six_i, one)", "Concat Slice"),
+    ("a = Concat<axis=-2>(c, c, pixel)  last = Relu(a)", "Concat Relu"),
+    ("a, b = Split<axis=1>(c, halves)  last = Concat<axis=1>(b, a)", "Split Concat"),
+    ("a = Slice(c, zeros, ends)  last = Relu(a)", "Slice Relu"),
+    ("a = Slice(c, zeros2, ends2, minus, steps)  last = Relu(a)", "Slice Relu"),
+    ("last = Pad(c, pads)", "Pad"),
+    ('last = Pad<mode="reflect">(c, pads)', "Pad"),
+    ("last = Pad(c, pads, number)", "Pad"),
+    ("last = Softmax<axis=1>(c)", "Softmax"),
+    ("last = LogSoftmax<axis=-1>(c)", "LogSoftmax"),
+    ("last = Gather<axis=1>(c, order)", "Gather"),
+    ("a = ReduceMean<axes=[1]>(c)  last = Sub(c, a)", "ReduceMean Sub"),
+    ("a = ReduceMax<axes=[-1,1]>(c)  last = Sub(c, a)", "ReduceMax Sub"),
+    ("a = ReduceSum(c, spatial)  last = Sub(c, a)", "ReduceSum Sub"),
+    ("a = ArgMax<axis=1>(c)  b = Cast<to=1>(a)  last = Mul(c, b)", "ArgMax Cast Mul"),
+    ("last = Transpose<0,1,3,2>(c)", "Transpose"),
+    ("a = Reshape<allowzero=1>(c, flat)  last = Reshape(a, parted)", "Reshape Reshape"),
+    ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", "Reshape Sigmoid Reshape"),
   ],
 )
 def test_what_works_in_either_order(nodes, expected):
@@ -200,26 +189,26 @@ def test_what_works_in_either_order(nodes, expected):
   used = [each.strip() for each in split(constants) if f"{each.split('=')[0].split()[-1]}" in tokens(nodes)]
   original = between(nodes, ", ".join(used)) if "pixel" not in nodes else between_one(nodes, ", ".join(used))
   optimized, _ = change(original)
-  assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
+  assert inner(optimized) == ["FusedConv", *expected.split(), "FusedConv"]
 
 
 @parametrize(
   "opset, nodes, constants, expected",
   [
-    (18, "a = ReduceMax(c, i)  last = Sub(c, a)", "int64[1] i = {1}", ["ReduceMax", "Sub"]),
-    (18, "last = Pad(c, p, , i)", "int64[4] p = {1,2,0,1}, int64[2] i = {-1,2}", ["Pad"]),
-    (18, "a, b = Split<axis=-3, num_outputs=2>(c)  last = Concat<axis=-3>(b, a)", "", ["Split", "Concat"]),
-    (23, "a = Softmax<axis=-3>(c)  last = Gelu(a)", "", ["Softmax", "Gelu"]),
-    (11, "a = ReduceSum<axes=[1]>(c)  last = Sub(c, a)", "", ["ReduceSum", "Sub"]),
-    (11, "a, b = Split<axis=1, split=[3,1]>(c)  last = Concat<axis=1>(b, a)", "", ["Split", "Concat"]),
-    (11, "last = Softmax<axis=1>(c)", "", ["Transpose", "Softmax", "Transpose"]),  # over all axes from there on
+    (18, "a = ReduceMax(c, i)  last = Sub(c, a)", "int64[1] i = {1}", "ReduceMax Sub"),
+    (18, "last = Pad(c, p, , i)", "int64[4] p = {1,2,0,1}, int64[2] i = {-1,2}", "Pad"),
+    (18, "a, b = Split<axis=-3, num_outputs=2>(c)  last = Concat<axis=-3>(b, a)", "", "Split Concat"),
+    (23, "a = Softmax<axis=-3>(c)  last = Gelu(a)", "", "Softmax Gelu"),
+    (11, "a = ReduceSum<axes=[1]>(c)  last = Sub(c, a)", "", "ReduceSum Sub"),
+    (11, "a, b = Split<axis=1, split=[3,1]>(c)  last = Concat<axis=1>(b, a)", "", "Split Concat"),
+    (11, "last = Softmax<axis=1>(c)", "", "Transpose Softmax Transpose"),  # over all axes from there on
   ],
 )
 def test_opsets(opset, nodes, constants, expected):
   original = between(nodes, constants)
   original.opset_import[0].version = opset
   optimized, _ = change(original)
-  assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
+  assert inner(optimized) == ["FusedConv", *expected.split(), "FusedConv"]
 
 
 def between_one(nodes, constants):
@@ -247,16 +236,16 @@ def tokens(text):
 @parametrize(
   "nodes, constants, out, expected",
   [
-    ("y = ReduceMax<axes=[2,1,3], keepdims=0>(c)", "", "float[N]", ["ReduceMax"]),
-    ("a = ReduceSum<keepdims=0>(c, axes)  y = Neg(a)", "int64[2] axes = {3,2}", "float[N,4]", ["ReduceSum", "Neg"]),
-    ("y = ArgMax<axis=1, keepdims=0>(c)", "", "int64[N,5,6]", ["ArgMax"]),
-    ("y = Shape(c)", "", "int64[4]", ["Shape", "Gather"]),
-    ("y = Shape<start=1, end=-1>(c)", "", "int64[2]", ["Shape", "Gather"]),
-    ("y = Size(c)", "", "int64", ["Size"]),
+    ("y = ReduceMax<axes=[2,1,3], keepdims=0>(c)", "", "float[N]", "ReduceMax"),
+    ("a = ReduceSum<keepdims=0>(c, axes)  y = Neg(a)", "int64[2] axes = {3,2}", "float[N,4]", "ReduceSum Neg"),
+    ("y = ArgMax<axis=1, keepdims=0>(c)", "", "int64[N,5,6]", "ArgMax"),
+    ("y = Shape(c)", "", "int64[4]", "Shape Gather"),
+    ("y = Shape<start=1, end=-1>(c)", "", "int64[2]", "Shape Gather"),
+    ("y = Size(c)", "", "int64", "Size"),
   ],
 )
 def test_what_leaves_a_region_without_a_transpose(nodes, constants, out, expected):
-  change(model(graph(nodes, constants, out=f"{out} y")), into=["Transpose", "FusedConv", *expected])
+  change(model(graph(nodes, constants, out=f"{out} y")), into=f"Transpose FusedConv {expected}")
 
 
 @parametrize(
@@ -283,9 +272,8 @@ def test_the_model_s_own_transposes_cancel():
 
 
 def test_an_image_with_channels_last_already():
-  """As TensorFlow's exporters make it."""
   optimized, _ = change(
-    model(f"""g (float[N,5,6,4] x) => (y) <{W}> {{
+    model(f"""(float[N,5,6,4] x) => (y) <{W}> {{
     a = Transpose<0,3,1,2>(x)  b = {SAME}(a, w)  c = Relu(b)
     y = Transpose<0,2,3,1>(c) }}""")
   )
@@ -301,7 +289,6 @@ def test_three_axes():
 
 
 def test_one_transpose_for_all_readers():
-  """What knows channels first only, twice, reads one and the same."""
   nodes = "a = LRN<size=3>(c)  b = LpPool<kernel_shape=[2,2]>(c)  y = Concat<axis=1>(a, c)"
   optimized, _ = change(model(graph(nodes, out="float[A,B,C,D] y, float[E,F,G,H] b")))
   assert operators(optimized).count("Transpose") <= 3
@@ -310,22 +297,19 @@ def test_one_transpose_for_all_readers():
 def test_a_branch_that_no_convolution_needs_stays():
   """Two values that are made with channels first, and a result that is needed so: their sum is one, too."""
   nodes = "a = LRN<size=3>(r)  b = LRN<size=3>(s)  d = Add(a, b)  y = Add(d, c)"
-  change(
-    model(graph(nodes, "", ", float[N,4,5,6] r, s")),
-    into="Transpose FusedConv Transpose LRN LRN Add Add",
-  )
+  change(model(graph(nodes, "", ", float[N,4,5,6] r, s")), into="Transpose FusedConv Transpose LRN LRN Add Add")
 
 
 def test_vectors_are_views():
   """A squeeze-excite of an image that comes from elsewhere: [N, C, 1, 1] needs no Transpose."""
-  original = model(f"""g (float[N,4,5,6] x) => (float[N,4,1,1] y) <{constant("u", 4, 4, 1, 1)}> {{
+  original = model(f"""(float[N,4,5,6] x) => (float[N,4,1,1] y) <{constant("u", 4, 4, 1, 1)}> {{
     a = ReduceSumSquare<axes=[2,3]>(x)  b = Conv(a, u)  y = Sigmoid(b) }}""")
   change(original, into="ReduceSumSquare Reshape FusedConv Sigmoid Reshape")
 
 
 def test_weights_that_are_computed():
   change(
-    model("""g (float[N,2,5,6] x, float[3,2,2,2] v, float[3] b) => (float[N,3,4,5] y) {
+    model("""(float[N,2,5,6] x, float[3,2,2,2] v, float[3] b) => (float[N,3,4,5] y) {
     y = Conv(x, v, b) }"""),
     into="Unsqueeze Transpose Transpose Unsqueeze Reshape FusedConv Transpose",
   )
@@ -349,7 +333,7 @@ def test_what_a_body_or_a_graph_output_needs_is_transposed():
 
 def test_inside_a_body():
   optimized, _ = change(
-    model(f"""g (float[N,4,5,6] x, bool b) => (float[N,4,5,6] y) <{W}> {{
+    model(f"""(float[N,4,5,6] x, bool b) => (float[N,4,5,6] y) <{W}> {{
       y = If(b) <then () => (float[N,4,5,6] t) {{ c = {SAME}(x, w)  t = Relu(c) }},
                   otherwise () => (float[N,4,5,6] e) {{ e = Abs(x) }}> }}""")
   )
@@ -368,13 +352,7 @@ def test_regions_change_one_by_one():
 def test_epilogues_with_channels_last():
   original = between("a = Mul(c, g)  b = Add(a, x)  last = Relu(b)", "float[4,1,1] g = {1,2,3,4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV)
-  run_same(
-    original,
-    CHANNELS_LAST_ALWAYS,
-    CONV_EPILOGUE,
-    start=before,
-    into="Transpose FusedConv FusedConv Transpose",
-  )
+  run_same(original, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, start=before, into="Transpose FusedConv FusedConv Transpose")
 
 
 def test_epilogues_from_before_change_with_their_convolution():
@@ -407,10 +385,9 @@ def test_where_a_region_ends(nodes):
   assert operators(optimized).count("Transpose") == 4
   assert any("it has no form with channels last" in each for each in reasons(result))
   if not inputs:
-    assert_same_outputs(between(nodes, used, inputs), optimized)
+    same_outputs(between(nodes, used, inputs), optimized)
 
 
 def test_a_kernel_of_unknown_size():
-  original = "g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }"
-  before, _ = run_pass(original, FUSE_CONV)
-  assert_unchanged(before, [CHANNELS_LAST_ALWAYS], "or kernel of its weights, or of an operand, is unknown")
+  before, _ = run_pass("(float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }", FUSE_CONV)
+  stays(before, CHANNELS_LAST_ALWAYS, "or kernel of its weights, or of an operand, is unknown")

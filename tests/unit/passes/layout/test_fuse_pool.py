@@ -1,5 +1,3 @@
-"""Pools and Resize between convolutions with channels last."""
-
 from layout_helpers import SAME, W, between, change, graph, inner
 from pass_helpers import model, operators, parametrize, reasons, run_pass
 
@@ -9,10 +7,7 @@ from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV
 @parametrize(
   "nodes, expected",
   [
-    (
-      "a = MaxPool<kernel_shape=[2,3], strides=[1,2], pads=[1,1,0,1]>(c)  last = Relu(a)",
-      ["FusedPool", "Relu"],
-    ),
+    ("a = MaxPool<kernel_shape=[2,3], strides=[1,2], pads=[1,1,0,1]>(c)  last = Relu(a)", ["FusedPool", "Relu"]),
     ('last = MaxPool<kernel_shape=[2,2], auto_pad="SAME_UPPER", ceil_mode=1>(c)', ["FusedPool"]),
     ("last = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1], count_include_pad=1>(c)", ["FusedPool"]),
     ("p = GlobalAveragePool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
@@ -73,7 +68,7 @@ def test_what_ours_do_not_do(nodes, constants, outputs):
 def test_a_kernel_larger_than_the_padded_image(rows, attributes, opset, fused):
   """ONNX Runtime's AveragePool may count what such a window has beyond the padding: before opset 19, and in 1.32."""
   nodes = f"c = {SAME}(x, w)  p = AveragePool<kernel_shape = [4, 2], {attributes}>(c)  y = {SAME}(p, w)"
-  optimized, _ = change(model(f"g (float[N,4,{rows},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", opset))
+  optimized, _ = change(model(f"(float[N,4,{rows},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", opset))
   assert ("FusedPool" in operators(optimized)) is fused
 
 
@@ -84,23 +79,20 @@ def test_windows_that_skip_elements(pad, kernel, stride, fused, size):
   """Of which ONNX Runtime may skip some before the first window."""
   attributes = f'kernel_shape = [{kernel}, 1], strides = [{stride}, 1], auto_pad = "{pad}", count_include_pad = 1'
   nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
-  optimized, _ = change(model(f"g (float[N,4,{size},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", 22))
+  optimized, _ = change(model(f"(float[N,4,{size},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", 22))
   assert ("FusedPool" in operators(optimized)) is fused
 
 
 def test_the_cheapest_place():
   """The pooled image is transposed, not what is pooled, however many operators are between."""
   nodes = "a = Relu(c)  b = MaxPool<kernel_shape=[5,5]>(a)  d = Neg(b)  y = LRN<size=3>(d)"
-  change(
-    model(graph(nodes, out="float[A,B,C,D] y")),
-    into="Transpose FusedConv Relu FusedPool Neg Transpose LRN",
-  )
+  change(model(graph(nodes, out="float[A,B,C,D] y")), into="Transpose FusedConv Relu FusedPool Neg Transpose LRN")
 
 
 def test_dynamic_spatial_dimensions():
   nodes = f"""c = {SAME}(x, w)  a = Relu(c)  b = MaxPool<kernel_shape=[2,2]>(a)  s = Shape(c)
     p = ReduceMean<axes=[2,3]>(b)  d = Mul(b, p)  y = {SAME}(d, w)"""
-  optimized, _ = change(model(f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y, int64[4] s) <{W}> {{ {nodes} }}"))
+  optimized, _ = change(model(f"(float[N,4,rows,length] x) => (float[N,4,A,B] y, int64[4] s) <{W}> {{ {nodes} }}"))
   found = operators(optimized)
   assert found.count("Transpose") == 2
   assert (found[0], found[-1]) == ("Transpose", "Transpose")
@@ -110,8 +102,6 @@ def test_no_channels_stay_as_they_are():
   """To a Reshape 0 is no length."""
   nodes = f"c = {SAME}(x, none)  y = ReduceMax<axes=[2,3], keepdims=0>(c)"
   optimized, _ = run_pass(
-    f"g (float[N,4,5,6] x) => (float[N,0] y) <float[0,4,3,3] none = {{}}> {{ {nodes} }}",
-    FUSE_CONV,
-    CHANNELS_LAST_ALWAYS,
+    f"(float[N,4,5,6] x) => (float[N,0] y) <float[0,4,3,3] none = {{}}> {{ {nodes} }}", FUSE_CONV, CHANNELS_LAST_ALWAYS
   )
   assert "ReduceMax" in operators(optimized)

@@ -1,5 +1,3 @@
-"""A linear Resize with channels first."""
-
 import numpy as np
 import onnx
 import onnx.reference
@@ -12,7 +10,7 @@ SCALES = "float[4] scales = {1,1,2,1.5}"
 
 
 def graph(nodes, constants=SCALES, dtype="float"):
-  return f"g ({dtype}[N,4,6,8] x) => ({dtype}[A,B,C,D] y) <{constants}> {{ {nodes} }}"
+  return f"({dtype}[N,4,6,8] x) => ({dtype}[A,B,C,D] y) <{constants}> {{ {nodes} }}"
 
 
 @parametrize(

@@ -1,19 +1,14 @@
-"""Random networks of what exporters write, with channels first and last: equal outputs, and nothing left to do."""
-
 import numpy as np
 import onnx
-import pytest
 from hypothesis import given, settings, strategies as st
 from onnx import helper, numpy_helper
-from pass_helpers import assert_close, built, nodes_of, restore, run
+from pass_helpers import assert_close, built, nodes_of, parametrize, restore, run
 from sample import examples
 
 from ortplugin.optimizer import run_passes, select_passes
 
 
 class Network:
-  """A network under construction, batch 2: nodes, constants, and the shape of each image."""
-
   def __init__(self, data):
     self.data = data
     self.nodes = []
@@ -38,7 +33,6 @@ class Network:
     return self.constant(self.generator.standard_normal(shape) / np.sqrt(np.prod(shape[1:])))
 
   def image(self, shape=None):
-    """One of the images, as a rule a late one."""
     names = [name for name, own in self.images.items() if shape in (None, own)]
     return self.data.draw(st.sampled_from(names[-3:]))
 
@@ -163,7 +157,7 @@ STEPS = (conv, conv, conv, activation, swish, residual, residual, per_channel, c
          channels_first_only, norm_with_channels_last, tokens, mean_of_channels, split, norm)  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@parametrize("layout", ["nchw", "nhwc"])
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_random_networks(layout, data):

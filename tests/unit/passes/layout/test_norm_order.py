@@ -1,5 +1,3 @@
-"""Norms that read rows in the order that steps beside them put rows in, and steps that must stay."""
-
 import numpy as np
 from pass_helpers import add_weights, model, nodes_of, operators, parametrize, reasons, run_pass, run_same
 
@@ -22,7 +20,7 @@ ROWS = "float[2,6,8] x"
 
 
 def graph(nodes, inputs, made, width=8):
-  original = model(f"g ({inputs}, float[{width}] g) => (float[{made}] y) {{ {nodes} }}")
+  original = model(f"({inputs}, float[{width}] g) => (float[{made}] y) {{ {nodes} }}")
   for name, number in NUMBERS.items():
     if any(name in node.input for node in original.graph.node):
       add_weights(original, **{name: np.int64(number)})

@@ -1,5 +1,3 @@
-"""Pools between Casts."""
-
 import numpy as np
 from onnx import TensorProto, helper
 from pass_helpers import built, nodes_of, operators, parametrize, run_pass

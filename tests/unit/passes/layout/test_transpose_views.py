@@ -1,15 +1,13 @@
-"""Transposes that are views."""
-
 import numpy as np
 from onnx import helper
-from pass_helpers import assert_unchanged, parametrize, run_same
+from pass_helpers import parametrize, run_same, stays
 
 from ortplugin.optimizer.pipeline import TRANSPOSE_VIEWS
 
 
 def graph(dims, perm, rank):
   out = ",".join("ABCDE"[:rank])
-  return f"g (float[{dims}] x) => (float[{out}] y) {{ y = Transpose{f'<perm={perm}>' if perm else ''}(x) }}"
+  return f"(float[{dims}] x) => (float[{out}] y) {{ y = Transpose{f'<perm={perm}>' if perm else ''}(x) }}"
 
 
 @parametrize(
@@ -40,31 +38,31 @@ def test_views(dims, perm):
   ],
 )
 def test_what_stays(dims, perm):
-  assert_unchanged(graph(dims, perm, dims.count(",") + 1), [TRANSPOSE_VIEWS])
+  stays(graph(dims, perm, dims.count(",") + 1), TRANSPOSE_VIEWS)
 
 
 @parametrize("length", [0, 1, 3])
 @parametrize("case", [("N,1,7", "[0, 2, 1]"), ("1,N,4", "[1, 0, 2]"), ("N,1,1,7", "[0, 3, 1, 2]")])
-def test_views_of_nothing(case, length):  # RELIABILITY 16
+def test_views_of_nothing(case, length):
   run_same(graph(*case, case[0].count(",") + 1), TRANSPOSE_VIEWS, N=length, into="Reshape")
 
 
 @parametrize("perms", [("[2, 0, 1]", "[1, 0, 2]"), ("[2, 0, 1]", "[1, 2, 0]"), ("", "[0, 2, 1]"), ("", "")])
 def test_two_become_one(perms):
   first, last = (f"<perm={perm}>" if perm else "" for perm in perms)
-  text = f"g (float[N,4,5] x) => (float[A,B,C] y) {{ a = Transpose{first}(x)  y = Transpose{last}(a) }}"
+  text = f"(float[N,4,5] x) => (float[A,B,C] y) {{ a = Transpose{first}(x)  y = Transpose{last}(a) }}"
   run_same(text, TRANSPOSE_VIEWS, into="Transpose")
 
 
 def test_one_that_others_need_stays():
-  text = """g (float[N,4,5] x) => (float[A,B,C] y, float[5,4,N] a) {
+  text = """(float[N,4,5] x) => (float[A,B,C] y, float[5,4,N] a) {
     a = Transpose(x)  y = Transpose<0,2,1>(a) }"""
-  assert_unchanged(text, [TRANSPOSE_VIEWS])
+  stays(text, TRANSPOSE_VIEWS)
 
 
 def around_a_split(dims, first, target, last, outputs=""):
   out, count = ",".join("ABCDE"[: last.count(",") + 1]), target.count(",") + 1
-  return f"""g (float[{dims}] x) => (float[{out}] y{outputs}) <int64[{count}] s = {target}> {{
+  return f"""(float[{dims}] x) => (float[{out}] y{outputs}) <int64[{count}] s = {target}> {{
     a = Transpose<perm={first}>(x)  b = Reshape(a, s)  y = Transpose<perm={last}>(b) }}"""
 
 
@@ -110,7 +108,7 @@ def chain(dims, steps, rank, outputs="", given=""):
   numbers = ", ".join(f"int64[1] {name} = {{{number}}}" for name, number in NUMBERS.items())
   constants = f"{numbers}, int64[4] shape = {{2, 24, 2, 2}}"
   out = ",".join("ABCDE"[:rank])
-  return f"g (float[{dims}] x{given}) => (float[{out}] y{outputs}) <{constants}> {{ {steps} }}"
+  return f"(float[{dims}] x{given}) => (float[{out}] y{outputs}) <{constants}> {{ {steps} }}"
 
 
 QKV = "a = Transpose<2,0,3,1,4>(x)  "  # [2, 5, 3, 4, 6] to [3, 2, 4, 5, 6]
@@ -139,7 +137,6 @@ def test_only_what_is_read_is_transposed():
 
 
 def test_random_chains():
-  """Whatever the axes: no more Transposes than one, and the same numbers."""
   generator = np.random.default_rng(0)
   factors = [2, 3, 2, 5]
   changes = 0
@@ -189,13 +186,13 @@ def _grouped(generator, factors):
     ),
     chain("4,7,N", "a = Transpose(x)  b = Slice(a, from, to, first)  y = Transpose<2,0,1>(b)", 3),
     # gcvit's windows: how many is not known, of either image
-    "g (float[N,16,8] x) => (float[A,B,C,D,E,F] y) <int64[6] s = {-1, 2, 2, 4, 4, 8}> "
+    "(float[N,16,8] x) => (float[A,B,C,D,E,F] y) <int64[6] s = {-1, 2, 2, 4, 4, 8}> "
     "{ a = Reshape(x, s)  y = Transpose<0,1,3,2,4,5>(a) }",
     chain("4,7,5", "a = Transpose(x)  b = Slice(a, n, to, first)  y = Transpose(b)", 3, "", ", int64[1] n"),
   ],
 )
 def test_other_chains_stay(text):
-  assert_unchanged(text, [TRANSPOSE_VIEWS])
+  stays(text, TRANSPOSE_VIEWS)
 
 
 @parametrize(
@@ -221,4 +218,4 @@ def test_views_of_views(x, steps, left):
   ],
 )
 def test_other_views_stay(x, steps):
-  assert_unchanged(chain("2", steps, 4).replace("float[2] x", x), [TRANSPOSE_VIEWS])
+  stays(chain("2", steps, 4).replace("float[2] x", x), TRANSPOSE_VIEWS)

@@ -1,6 +1,4 @@
-"""InstanceNormalization, GroupNormalization, and GroupNorm between Reshapes become one norm, in either layout."""
-
-from pass_helpers import assert_unchanged, lines, model, parametrize, programs, run_pass, run_same
+from pass_helpers import lines, model, parametrize, programs, run_pass, run_same, stays
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, FUSE_LAYER_NORM, NORM_EPILOGUE
 from ortplugin.passes.driver import RulePass
@@ -16,7 +14,7 @@ GROUPS = 'n = LayerNormalization<axis=1, epsilon=0.01, axes="2 3", groups=2>(x)'
 
 
 def graph(*nodes, shape="N,6,4,5", result=None, more=""):
-  return f"g (float[{shape}] x{more}) => (float[{result or shape}] y) <{CONSTANTS}> {{ {' '.join(nodes)} }}"
+  return f"(float[{shape}] x{more}) => (float[{result or shape}] y) <{CONSTANTS}> {{ {' '.join(nodes)} }}"
 
 
 def test_torchs_group_norm_with_an_activation():
@@ -28,11 +26,7 @@ def test_torchs_group_norm_with_an_activation():
 
 @parametrize(
   "groups, core",
-  [
-    (1, "axis=-3, epsilon=0.01"),
-    (6, "axis=-2, epsilon=0.01"),
-    (3, 'axis=1, epsilon=0.01, axes="2 3", groups=3'),
-  ],
+  [(1, "axis=-3, epsilon=0.01"), (6, "axis=-2, epsilon=0.01"), (3, 'axis=1, epsilon=0.01, axes="2 3", groups=3')],
 )
 def test_as_many_groups(groups, core):
   """One group is a norm over the last axes, and so are as many as there are channels."""
@@ -91,7 +85,7 @@ def test_channels_of_an_image():
     program=['y = LayerNormalization<epsilon=1e-06, axes="1">(x)'],
   )
   near = graph(nodes.replace("[1]", "[0, 2]"))
-  assert_unchanged(model(near, 17), [FUSE_LAYER_NORM], "the axes [0, 2] of the means are more than two runs, or not")
+  stays(model(near, 17), FUSE_LAYER_NORM, "the axes [0, 2] of the means are more than two runs, or not")
 
 
 MISSES = {
@@ -104,26 +98,24 @@ MISSES = {
 
 @parametrize("miss", MISSES)
 def test_what_is_between_the_reshapes_alone(miss):
-  """Then the norm is one of three axes, as it stands there."""
   first, last, reason = MISSES[miss]
   result = "N,6,5,4" if miss == "another shape" else "N,6,4,5"
   text = graph(first, last, shape="N,6,H,5" if miss == "batch" else "N,6,4,5", result=result, more=", float[2] v")
   optimized, _ = run_same(model(text, 17), FUSE, N=2, H=4)
   assert "y = LayerNormalization<epsilon=0.01>(x)" in programs(optimized)[0].replace("n =", "y =")
   whole = RulePass("fuse-group-norm", "", between_reshapes)
-  assert_unchanged(model(text, 17), [whole], reason)
+  stays(model(text, 17), [whole], reason)
 
 
 def test_near_misses():
   unknown = graph("y = GroupNormalization<num_groups=2>(x, six, six)", shape="N,C,4,5")
-  assert_unchanged(model(unknown, 21), [FUSE], "'x' of shape [N, C, 4, 5] has no known channels in 2 groups")
+  stays(model(unknown, 21), FUSE, "'x' of shape [N, C, 4, 5] has no known channels in 2 groups")
   half = graph("y = GroupNormalization<num_groups=2, stash_type=10>(x, six, six)")
-  assert_unchanged(model(half, 21), [FUSE], "stash_type is 10; only 1, float32, is known")
+  stays(model(half, 21), FUSE, "stash_type is 10; only 1, float32, is known")
 
 
 @parametrize("groups", [1, 2, 6])
 def test_between_convolutions_with_channels_last(groups):
-  """No Transpose stays but those of the model's input and output."""
   weights = ", ".join(str((i % 7 - 3) / 4) for i in range(36))
   nodes = f"""w = Constant<value=float[6,6,1,1] {{{weights}}}>()  c = Conv(x, w)
     to = Constant<value=int64[3] {{0, {groups}, -1}}>()
@@ -141,6 +133,6 @@ def test_between_convolutions_with_channels_last(groups):
 
 
 def test_without_a_gpu_float32_stays():
-  text = "g (float[2,6,4,5] x, float[6] s) => (float[2,6,4,5] y) { y = InstanceNormalization(x, s, s) }"
-  assert_unchanged(model(text, 17), [FUSE_GROUP_NORM], "slower than ONNX Runtime's on a CPU")
+  text = "(float[2,6,4,5] x, float[6] s) => (float[2,6,4,5] y) { y = InstanceNormalization(x, s, s) }"
+  stays(model(text, 17), FUSE_GROUP_NORM, "slower than ONNX Runtime's on a CPU")
   run_pass(model(text.replace("float[", "float16["), 17), FUSE_GROUP_NORM, changes=1)

@@ -1,15 +1,11 @@
-"""Which pointwise operators become one, what the program says, and what must stay apart."""
-
 import time
 
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from pass_helpers import (
   annotated,
-  assert_same_outputs,
-  assert_unchanged,
   lines,
   model,
   operators,
@@ -18,8 +14,10 @@ from pass_helpers import (
   reasons,
   run_pass,
   run_same,
+  same_outputs,
+  stays,
+  tries,
 )
-from sample import examples
 
 from ortplugin.optimizer.pipeline import FUSE_POINTWISE
 from ortplugin.program import MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS, parse
@@ -29,13 +27,12 @@ Y = "float[N,M,8] y"
 
 
 def graph(nodes, inputs=X, outputs=Y):
-  return f"g ({inputs}) => ({outputs}) {{ {nodes} }}"
+  return f"({inputs}) => ({outputs}) {{ {nodes} }}"
 
 
 def check(text, ops, *wanted, opset=17, precision=""):
   """The operators after the pass and the statements of each program; outputs are the same."""
-  original = model(text, opset, ir=8 if opset < 20 else 10)
-  optimized, _ = run_same(original, FUSE_POINTWISE, into=ops, precision=precision)
+  optimized, _ = run_same(model(text, opset, ir=8 if opset < 20 else 10), FUSE_POINTWISE, into=ops, precision=precision)
   assert [lines(each) for each in programs(optimized)] == list(wanted)
   return optimized
 
@@ -44,8 +41,7 @@ def check(text, ops, *wanted, opset=17, precision=""):
 
 
 def test_a_chain():
-  text = graph("s = Add(x, r)  y = Relu(s)", f"{X}, r")
-  check(text, "FusedPointwise", ["add = Add(x, x2)", "y = Relu(add)"])
+  check(graph("s = Add(x, r)  y = Relu(s)", f"{X}, r"), "FusedPointwise", ["add = Add(x, x2)", "y = Relu(add)"])
 
 
 def test_broadcasts_and_literals():
@@ -54,20 +50,14 @@ def test_broadcasts_and_literals():
     f"{X}, float[8] bias, float[M,1] column",
   )
   statements = ["mul = Mul(x, 0.5)", "add = Add(mul, bias)", "mul2 = Mul(scale, add)", "y = Tanh(mul2)"]
-  assert list(check(text, ["FusedPointwise"], statements).graph.node[-1].input) == ["x", "bias", "column"]
+  assert list(check(text, "FusedPointwise", statements).graph.node[-1].input) == ["x", "bias", "column"]
 
 
 def test_across_several_consumers_and_producers():
   """A diamond whose values other operators need too: one node, with those as outputs."""
-  text = graph(
-    "s = Add(x, r)  a = Sigmoid(s)  b = Tanh(s)  y = Mul(a, b)  z = Softmax(b)",
-    f"{X}, r",
-    f"{Y}, z, s",
-  )
+  text = graph("s = Add(x, r)  a = Sigmoid(s)  b = Tanh(s)  y = Mul(a, b)  z = Softmax(b)", f"{X}, r", f"{Y}, z, s")
   optimized = check(
-    text,
-    "FusedPointwise Softmax",
-    ["y = Add(x, x2)", "sigmoid = Sigmoid(y)", "y2 = Tanh(y)", "y3 = Mul(sigmoid, y2)"],
+    text, "FusedPointwise Softmax", ["y = Add(x, x2)", "sigmoid = Sigmoid(y)", "y2 = Tanh(y)", "y3 = Mul(sigmoid, y2)"]
   )
   assert list(optimized.graph.node[0].output) == ["s", "b", "y"]
 
@@ -78,18 +68,16 @@ def test_siblings_meet_in_a_common_consumer():
 
 
 def test_readers_of_one_input():
-  """What a Conv made is read once for both."""
   text = graph("h = Softmax(x)  y = Sin(h)  z = Cos(h)", outputs=f"{Y}, z")
   check(text, "Softmax FusedPointwise", ["y = Sin(x)", "y2 = Cos(x)"])
 
 
 def test_what_is_unrelated_stays_apart():
-  text = graph("y = Neg(x)  z = Abs(r)", f"{X}, r", f"{Y}, z")
-  assert_unchanged(text, [FUSE_POINTWISE])
+  stays(graph("y = Neg(x)  z = Abs(r)", f"{X}, r", f"{Y}, z"), FUSE_POINTWISE)
 
 
 def test_a_single_operator_stays():
-  assert_unchanged(graph("h = Softmax(x)  a = Relu(h)  y = Softmax(a)"), [FUSE_POINTWISE])
+  stays(graph("h = Softmax(x)  a = Relu(h)  y = Softmax(a)"), FUSE_POINTWISE)
 
 
 def test_lerp_in_both_forms():
@@ -105,34 +93,30 @@ def test_lerp_in_both_forms():
 
 
 def test_the_gradient_of_lerp_reads_its_input_once():
-  text = graph(
-    "one = float {1.0}  a = Sub(one, w)  y = Mul(a, x)  z = Mul(w, x)",
-    f"{X}, float w",
-    f"{Y}, z",
-  )
+  text = graph("one = float {1.0}  a = Sub(one, w)  y = Mul(a, x)  z = Mul(w, x)", f"{X}, float w", f"{Y}, z")
   check(text, "FusedPointwise", ["sub = Sub(1, x)", "y = Mul(sub, x2)", "y2 = Mul(x, x2)"])
 
 
 @parametrize(
   "opset, nodes, ops",
   [
-    (17, "p = Greater(x, r)  q = Not(p)  y = Where(q, x, r)", ["Greater", "Not", "Where"]),
-    (17, "h = Cast<to=10>(x)  k = Relu(h)  y = Cast<to=1>(k)", ["Cast", "Relu", "Cast"]),
-    (17, "i = Cast<to=7>(x)  j = Mul(i, i)  y = Cast<to=1>(j)", ["Cast", "Mul", "Cast"]),
-    (17, "a = Min(x, r, x)  y = Max(a, r)", ["Min", "Min", "Max"]),
-    (17, "n = IsNaN(x)  m = IsInf(r)  b = Or(n, m)  y = Where(b, r, x)", ["IsNaN", "IsInf", "Or", "Where"]),
-    (17, "a = HardSwish(x)  b = HardSigmoid(a)  y = Pow(b, r)", ["HardSwish", "HardSigmoid", "Pow"]),
-    (17, "a = PRelu(x, r)  y = Celu(a)", ["PRelu", "Celu"]),
-    (18, "a = Mish(x)  y = Div(a, r)", ["Mish", "Div"]),
-    (20, 'a = Gelu<approximate="tanh">(x)  y = Erf(a)', ["Gelu", "Erf"]),
+    (17, "p = Greater(x, r)  q = Not(p)  y = Where(q, x, r)", "Greater Not Where"),
+    (17, "h = Cast<to=10>(x)  k = Relu(h)  y = Cast<to=1>(k)", "Cast Relu Cast"),
+    (17, "i = Cast<to=7>(x)  j = Mul(i, i)  y = Cast<to=1>(j)", "Cast Mul Cast"),
+    (17, "a = Min(x, r, x)  y = Max(a, r)", "Min Min Max"),
+    (17, "n = IsNaN(x)  m = IsInf(r)  b = Or(n, m)  y = Where(b, r, x)", "IsNaN IsInf Or Where"),
+    (17, "a = HardSwish(x)  b = HardSigmoid(a)  y = Pow(b, r)", "HardSwish HardSigmoid Pow"),
+    (17, "a = PRelu(x, r)  y = Celu(a)", "PRelu Celu"),
+    (18, "a = Mish(x)  y = Div(a, r)", "Mish Div"),
+    (20, 'a = Gelu<approximate="tanh">(x)  y = Erf(a)', "Gelu Erf"),
   ],
 )
 def test_operators_of_every_kind(opset, nodes, ops):
   original = model(graph(nodes, f"{X}, r"), opset, ir=8 if opset < 20 else 10)
   optimized, _ = run_pass(original, FUSE_POINTWISE, into="FusedPointwise")
-  assert [each.op for each in parse(programs(optimized)[0]).statements] == ops
+  assert [each.op for each in parse(programs(optimized)[0]).statements] == ops.split()
   if "Cast<to=7>" not in nodes and "Pow" not in nodes:
-    assert_same_outputs(original, optimized, "float16" if "to = 10" in nodes else "")
+    same_outputs(original, optimized, "float16" if "to = 10" in nodes else "")
 
 
 def test_activations_of_onnx_runtime():
@@ -141,7 +125,7 @@ def test_activations_of_onnx_runtime():
 
 
 def test_integers_that_are_data():
-  text = "g (int64[N,M] x, int64[M] r) => (int64[N,M] y) { s = Add(x, r)  y = Mul(s, s) }"
+  text = "(int64[N,M] x, int64[M] r) => (int64[N,M] y) { s = Add(x, r)  y = Mul(s, s) }"
   check(text, "FusedPointwise", ["add = Add(x, bias)", "y = Mul(add, add)"])
 
 
@@ -194,9 +178,9 @@ def test_an_expensive_small_value_is_computed_inside_where_the_whole_is_small():
 
 def test_an_expensive_small_value_stays_apart_where_the_whole_is_large():
   text = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE.replace("8,8", "2000,2000"), "float[2,3,2000,2000] y")
-  assert_unchanged(text, [FUSE_POINTWISE], "24000000 elements costs as much as moving 48000000 bytes")
+  stays(text, FUSE_POINTWISE, "24000000 elements costs as much as moving 48000000 bytes")
   unknown = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE.replace("8,8", "H,W"), "float[2,3,H,W] y")
-  assert_unchanged(unknown, [FUSE_POINTWISE], "is 16 operations, above 4, and how many is unknown")
+  stays(unknown, FUSE_POINTWISE, "is 16 operations, above 4, and how many is unknown")
 
 
 def test_a_small_value_that_something_else_needs_stays_apart():
@@ -220,17 +204,17 @@ def test_small_values_are_fused_among_themselves():
 def test_a_shape_that_is_not_surely_the_same():
   """a may have one row where y has many."""
   text = graph("a = Neg(x)  y = Add(a, r)", "float[K,8] x, float[N,8] r", "float[N,8] y")
-  assert_unchanged(text, [FUSE_POINTWISE], "[K, 8] is not surely")
+  stays(text, FUSE_POINTWISE, "[K, 8] is not surely")
 
 
 def test_an_unknown_rank_is_left_alone():
-  text = "g (float[N] x, int64[K] s) => (float[M] y) { r = Reshape(x, s)  a = Neg(r)  b = Abs(a)  y = Reshape(b, s) }"
-  assert_unchanged(text, [FUSE_POINTWISE], "the rank of 'r' is unknown")
+  text = "(float[N] x, int64[K] s) => (float[M] y) { r = Reshape(x, s)  a = Neg(r)  b = Abs(a)  y = Reshape(b, s) }"
+  stays(text, FUSE_POINTWISE, "the rank of 'r' is unknown")
 
 
 def test_unnamed_lengths_are_the_same_along_a_chain():
   """What NonZero finds has a length that nothing names; a chain on it keeps that length."""
-  text = "g (float[N,M] x) => (int64[2,K] y) { i = NonZero(x)  a = Add(i, i)  b = Neg(a)  y = Mul(b, a) }"
+  text = "(float[N,M] x) => (int64[2,K] y) { i = NonZero(x)  a = Add(i, i)  b = Neg(a)  y = Mul(b, a) }"
   run_same(text, FUSE_POINTWISE, into="NonZero FusedPointwise")
 
 
@@ -277,12 +261,12 @@ def test_shape_arithmetic_stays_on_the_cpu():
 
 
 def test_operands_of_shapes_stay_on_the_cpu():
-  text = "g (float[N,M] x, int64[2] s) => (float[A,B] y) { a = Abs(s)  b = Add(a, a)  c = Sub(b, a)  y = Expand(x, c) }"
-  assert_unchanged(text, [FUSE_POINTWISE])
+  text = "(float[N,M] x, int64[2] s) => (float[A,B] y) { a = Abs(s)  b = Add(a, a)  c = Sub(b, a)  y = Expand(x, c) }"
+  stays(text, FUSE_POINTWISE)
 
 
 def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu():
-  text = f"""g ({X}, int64 most, bool start) => (float[N,M,8] y) {{
+  text = f"""({X}, int64 most, bool start) => (float[N,M,8] y) {{
     y = Loop(most, start, x) <body = b (int64 i, bool going, float[N,M,8] v) => (bool more, float[N,M,8] w) {{
         three = int64 {{3}}  j = Add(i, i)  few = Less(j, three)  more = And(few, going)
         a = Neg(v)  w = Mul(a, x)
@@ -292,7 +276,7 @@ def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu():
 
 
 def test_in_bodies_with_values_from_outside():
-  text = f"""g ({X}, bool flag) => (float[N,M,8] y) {{ a = Abs(x)  b = Neg(a)
+  text = f"""({X}, bool flag) => (float[N,M,8] y) {{ a = Abs(x)  b = Neg(a)
       y = If(flag) <then () => (float[N,M,8] p) {{ c = Exp(b)  p = Add(c, a) }},
                       else () => (float[N,M,8] q) {{ d = Tanh(b)  q = Sin(d) }}> }}"""
   optimized, _ = run_same(text, FUSE_POINTWISE, into="FusedPointwise If", changes=3)
@@ -302,7 +286,7 @@ def test_in_bodies_with_values_from_outside():
 
 def test_what_folds_into_a_conv_stays():
   """A frozen batch norm, written out: ONNX Runtime makes it part of the weights. The activation then is alone."""
-  text = """g (float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, z) {
+  text = """(float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, z) {
     w = float[2,2,1,1] {1.0, 2.0, 3.0, 4.0}  s = float[1,2,1,1] {2.0, 3.0}
     b = float[2,1,1] {1.0, -1.0}
     c = Conv(x, w)  m = Mul(c, s)  a = Add(b, m)  y = Relu(a)
@@ -311,12 +295,11 @@ def test_what_folds_into_a_conv_stays():
 
 
 def test_an_old_opset_is_left_alone():
-  assert_unchanged(model(graph("a = Neg(x)  y = Abs(a)"), 10), [FUSE_POINTWISE])
+  stays(model(graph("a = Neg(x)  y = Abs(a)"), 10), FUSE_POINTWISE)
 
 
 def test_what_a_program_cannot_say_is_reported():
-  original = graph("a = Neg(x)  c = Cast<to=8>(a)  d = Cast<to=1>(c)  y = Relu(d)")
-  optimized, result = run_pass(original, FUSE_POINTWISE)
+  optimized, result = run_pass(graph("a = Neg(x)  c = Cast<to=8>(a)  d = Cast<to=1>(c)  y = Relu(d)"), FUSE_POINTWISE)
   assert operators(optimized) == ["Neg", "Cast", "Cast", "Relu"] or "FusedPointwise" in operators(optimized)
   assert any("string" in each or "object" in each for each in reasons(result))
 
@@ -336,7 +319,7 @@ def test_the_limit_and_the_names():
 
 def flat(nodes, inputs, outputs, shape="[2,3]"):
   given, made = (", ".join(f"float{shape} {name}" for name in names) for names in (inputs, outputs))
-  return model(f"g ({given}) => ({made}) {{ {nodes} }}")
+  return model(f"({given}) => ({made}) {{ {nodes} }}")
 
 
 def repeated(numbers, *nodes):
@@ -371,13 +354,11 @@ def chain(count):
 
 
 def residual(count):
-  """Blocks of Relu, Softmax, Mul and Add around a path that passes each by."""
   block = "a{i} = Relu(v{i})  b{i} = Softmax(a{i})  c{i} = Mul(b{i}, v0)  v{j} = Add(a{i}, c{i})"
   return flat(repeated(range(count // 4), block), ["v0"], [f"v{count // 4}"])
 
 
 def far(count):
-  """An early value that every block reads."""
   block = "a{i} = Softmax(v{i})  b{i} = Add(a{i}, early)  v{j} = Relu(b{i})"
   return flat("early = Tanh(v0) " + repeated(range(count // 3), block), ["v0"], [f"v{count // 3}"])
 
@@ -387,7 +368,6 @@ def star(count):
 
 
 def ladder(count):
-  """Two rails with rungs in both directions."""
   block = "p{i} = Neg(a{i})  q{i} = Softmax(b{i})  a{j} = Add(p{i}, q{i})  b{j} = Mul(q{i}, p{i})"
   return flat(repeated(range(count // 4), block), ["a0", "b0"], [f"a{count // 4}", f"b{count // 4}"])
 
@@ -416,7 +396,6 @@ SHAPES = {"x": "[N,M,8]", "r": "[N,M,8]", "b": "[8]", "c": "[M,1]", "e": "[N,1,8
 
 @st.composite
 def graphs(draw):
-  """Up to 25 operators on values of all shapes, read at random, some of them outputs, a Softmax here and there."""
   ranks = {name: shape for name, shape in SHAPES.items()}
   nodes = []
   for index in range(draw(st.integers(2, 25))):
@@ -452,10 +431,10 @@ def graphs(draw):
   outputs = draw(st.sets(st.sampled_from(made), min_size=1, max_size=4)) | {made[-1]}
   declared = ", ".join(f"float{'' if shape == '[]' else shape} {name}" for name, shape in SHAPES.items())
   results = ", ".join(f"float{'' if ranks[n] == '[]' else ranks[n]} {n}" for n in sorted(outputs))
-  return model(f"g ({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
+  return model(f"({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
 
 
-@settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tries(40)
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_same_outputs(original, seed):
   optimized, result = run_pass(original, FUSE_POINTWISE)
@@ -464,7 +443,7 @@ def test_the_same_outputs(original, seed):
     models.append(run_pass(original, FUSE_POINTWISE, limit=seed % len(result.changes))[0])
   for each in models:
     for lengths in ({}, {"N": 1, "M": 1}):
-      assert_same_outputs(original, each, rng=np.random.default_rng(seed), precision="float16", **lengths)
+      same_outputs(original, each, rng=np.random.default_rng(seed), precision="float16", **lengths)
   again, _ = run_pass(original, FUSE_POINTWISE)
   assert again == optimized
 

@@ -1,5 +1,3 @@
-"""Scatters become ortplugin's with what is known of their indices; what the operators lack stays."""
-
 import re
 
 import numpy as np
@@ -7,27 +5,25 @@ import onnx
 from pass_helpers import (
   add_weights,
   annotated,
-  assert_same_outputs,
   assert_same_values,
-  assert_unchanged,
   model,
   operators,
   parametrize,
   random_feeds,
   run_pass,
   run_same,
+  same_outputs,
+  stays,
 )
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
 def text_of(inputs, nodes, x="float[3,4]"):
-  """The nodes make y, which is like x, of x and the inputs."""
-  return f"g ({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
+  return f"({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
 
 
 def ours(model):
-  """The type and attributes of every ortplugin node."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
   return [
     (node.op_type, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
@@ -62,7 +58,7 @@ def test_reductions(graph, reduction, since):
 
 
 def run_on(original, *fragments):
-  """Like assert_unchanged, for models that onnx.checker refuses."""
+  """Like stays, for models that onnx.checker refuses."""
   result = FUSE_SCATTER(annotated(original))
   assert not result.changes
   for fragment in fragments:
@@ -77,7 +73,7 @@ def test_a_reduction_before_its_opset_stays():
 
 STAYS = {
   "strings": (
-    "g (string[3] x, int64[1,1] i, string[1] u) => (string[3] y) { y = ScatterND(x, i, u) }",
+    "(string[3] x, int64[1,1] i, string[1] u) => (string[3] y) { y = ScatterND(x, i, u) }",
     "the dtype of 'x' is string",
   ),
   "bool has no sum": (
@@ -85,7 +81,7 @@ STAYS = {
     "the dtype of 'x' is bool, which has no reduction 'add'",
   ),
   "data of unknown rank": (
-    "g (float[N] s, int64[R] t, int64[1,1] i, float[k] u) => (float[N] y) "
+    "(float[N] s, int64[R] t, int64[1,1] i, float[k] u) => (float[N] y) "
     "{ x = Reshape(s, t)  z = ScatterND(x, i, u)  y = Abs(s) }",
     "the rank of 'x' is unknown",
   ),
@@ -103,7 +99,7 @@ STAYS = {
 @parametrize("case", STAYS)
 def test_what_the_operators_lack(case):
   text, reason = STAYS[case]
-  assert_unchanged(model(text, 18), [FUSE_SCATTER], reason)
+  stays(model(text, 18), FUSE_SCATTER, reason)
 
 
 @parametrize("opset", [9, 10])
@@ -117,8 +113,7 @@ def test_scatter_before_it_was_renamed(opset, rng):
 
 def test_a_slice_in_an_opset_that_can_not_write_it_back_stays():
   original = with_constants(
-    model(text_of("float[1,4] u", "y = Scatter(x, i, u)"), 10, ir=4),
-    i=np.ones((1, 4), np.int64),
+    model(text_of("float[1,4] u", "y = Scatter(x, i, u)"), 10, ir=4), i=np.ones((1, 4), np.int64)
   )
   optimized, _ = run_same(original, UPDATE_SLICE, FUSE_SCATTER)
   assert ours(optimized) == [("ScatterElements", {"axis": 0, "unique": 1})]
@@ -130,16 +125,16 @@ def test_an_older_scatter_stays():
 
 def test_a_shape_that_is_changed_stays():
   """TorchScript writes shapes so; ONNX Runtime computes them on the host."""
-  original = """g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
+  original = """(float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
     at = {1}  t = ScatterElements(s, at, n)  y = Expand(x, t) }"""
-  assert_unchanged(original, [FUSE_SCATTER])
+  stays(original, FUSE_SCATTER)
 
 
 def test_a_local_function_of_the_name_stays():
   text = """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
     g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = local.ScatterND(x, i, u) }
     <domain: "local", opset_import: ["" : 17]> ScatterND (x, i, u) => (y) { y = Abs(x) }"""
-  assert_unchanged(onnx.parser.parse_model(text), [FUSE_SCATTER])
+  stays(onnx.parser.parse_model(text), FUSE_SCATTER)
 
 
 UNIQUE = {
@@ -162,48 +157,42 @@ def test_unique_constants(case):
   op, attributes, data, indices, unique = UNIQUE[case]
   depth = indices.shape[-1] if op == "ScatterND" else 0
   shape = [2, 4][: 3 - depth] if depth else list(indices.shape)
-  text = f"g ({data} x, float{shape} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}"
+  text = f"({data} x, float{shape} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}"
   optimized, _ = run_same(with_constants(model(text), i=indices), FUSE_SCATTER)
   assert ours(optimized)[0][1].get("unique", 0) == unique
 
 
 RUN_TIME = {
-  "NonZero": (
-    text_of("bool[3,4] m, float[N] u", "n = NonZero(m)  i = Transpose<1,0>(n)  y = ScatterND(x, i, u)"),
-    1,
-  ),
+  "NonZero": (text_of("bool[3,4] m, float[N] u", "n = NonZero(m)  i = Transpose<1,0>(n)  y = ScatterND(x, i, u)"), 1),
   "TopK along the axis": (
     text_of("float[3,2] u", "k = {2} v, i = TopK(x, k)  y = ScatterElements<axis=1>(x, i, u)"),
     1,
   ),
   "TopK along another axis": (
-    """g (float[3,4] x, float[2,4] u) => (float[3,4] y) {
+    """(float[3,4] x, float[2,4] u) => (float[3,4] y) {
       k = {2}  v, i = TopK<axis=0>(x, k)
       y = ScatterElements<axis=1>(x, i, u) }""",
     0,
   ),
-  "ArgMax": (
-    text_of("float[3,1] u", "i = ArgMax<axis=1>(x)  y = ScatterElements<axis=1>(x, i, u)"),
-    1,
-  ),
+  "ArgMax": (text_of("float[3,1] u", "i = ArgMax<axis=1>(x)  y = ScatterElements<axis=1>(x, i, u)"), 1),
   "ArgMax along another axis": (
     text_of("float[1,4] u", "i = ArgMax<axis=0>(x)  y = ScatterElements<axis=1>(x, i, u)"),
     0,
   ),
   "a Range": (
-    """g (float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end=1>(u)  n = Squeeze(s)
+    """(float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end=1>(u)  n = Squeeze(s)
       z = int64 {0}  o = int64 {1}  r = Range(z, n, o)
       a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction="add">(x, i, u) }""",
     1,
   ),
   "a Range from anywhere": (
-    """g (float[N,4] x, int64 z, n, float[M,4] u) => (float[N,4] y) {
+    """(float[N,4] x, int64 z, n, float[M,4] u) => (float[N,4] y) {
       o = int64 {1}  r = Range(z, n, o)
       a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction="add">(x, i, u) }""",
     0,
   ),
   "places of a condition": (
-    """g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
+    """(float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
       n = NonZero(m)  t = Transpose<1,0>(n)  o = {1}  p = Squeeze(t, o)
       s = {-1,1}  c = Reshape(p, s)  f = Shape(c)
       w = {4}  z = {0}  h = Gather(f, z)
@@ -211,23 +200,20 @@ RUN_TIME = {
     1,
   ),
   "places of a matrix's rows": (
-    """g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
+    """(float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
       n = NonZero(m)  t = Transpose<1,0>(n)  z = {0}
       o = {1}  c = Slice(t, z, o, o)  i = Reshape(c, d)
       y = ScatterND(x, i, u) }""",
     0,
   ),
   "TopK of a vector": (
-    """g (float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
+    """(float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
       k = {3}  w, j = TopK(v, k)  a = {1}
       i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""",
     1,
   ),
   "an input": (TUPLES % "", 0),
-  "one index": (
-    text_of("int64[1,1] i, float[1,4] u", 'y = ScatterND<reduction="add">(x, i, u)'),
-    1,
-  ),
+  "one index": (text_of("int64[1,1] i, float[1,4] u", 'y = ScatterND<reduction="add">(x, i, u)'), 1),
   "one element": (text_of("int64[2] i, float u", "y = ScatterND(x, i, u)"), 1),
 }
 
@@ -247,7 +233,7 @@ def test_unique_at_run_time(case, rng):
   assert_same_values(original, optimized, feeds)
 
 
-COPY = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
+COPY = """(float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
   {0}  y = ScatterElements<axis=1>(x, j, u) }}"""
 REPEATED = {
   "index_copy": ("a = {0,2}  k = Unsqueeze(i, a) s = {3,2,5}  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
@@ -296,7 +282,7 @@ def test_a_constant_index_that_was_only_repeated():
 
 def test_rows_of_columns():
   """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
-  original = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
+  original = """(float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
     rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3,2}
     e = Expand(i, s)  a = {-1}  columns = Unsqueeze(e, a)
     j = Concat<axis=-1>(rows, columns)  y = ScatterND(x, j, u) }"""
@@ -306,7 +292,7 @@ def test_rows_of_columns():
 
 def test_pairs_that_belong_together_stay_tuples():
   """a[index, other] = v"""
-  original = """g (float[3,4,5] x, int64[2] i, k, float[2,5] u) => (float[3,4,5] y) {
+  original = """(float[3,4,5] x, int64[2] i, k, float[2,5] u) => (float[3,4,5] y) {
     a = {-1}  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
     j = Concat<axis=-1>(b, c)  y = ScatterND(x, j, u) }"""
   optimized, _ = run_same(original, FUSE_SCATTER)
@@ -319,14 +305,14 @@ def test_dtypes(dtype):
   optimized, _ = run_pass(original, FUSE_SCATTER)
   assert ours(optimized)[0][0] == "ScatterND"
   if dtype != "bfloat16":  # which ONNX Runtime does not take from NumPy
-    assert_same_outputs(original, optimized)
+    same_outputs(original, optimized)
 
 
 @parametrize(
   "text",
   [
     text_of("int64[0,1] i, float[0,4] u", "y = ScatterND(x, i, u)"),
-    "g (float[3,0] x, int64[2,1] i, float[2,0] u) => (float[3,0] y) { y = ScatterND(x, i, u) }",
+    "(float[3,0] x, int64[2,1] i, float[2,0] u) => (float[3,0] y) { y = ScatterND(x, i, u) }",
     text_of("int64[1] i, float u", "y = ScatterND(x, i, u)", "float[3]"),
     text_of("int64[0,4] i, float[0,4] u", "y = ScatterElements(x, i, u)"),
   ],
@@ -337,7 +323,7 @@ def test_nothing_to_do(text):
 
 
 def test_inside_bodies():
-  original = """g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
+  original = """(float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
     n = int64 {2}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
         d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }"""
@@ -349,7 +335,7 @@ def test_inside_bodies():
 def test_what_else_needs_the_data(op):
   """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
   i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
-  original = f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, a, z) {{
+  original = f"""(float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, a, z) {{
       a = Neg(x)  b = {op}(a, i, u)  w = {op}(x, i, u)  y = Add(b, w)
       z = If(c) <then () => (float[3,4] p) {{ p = Abs(b) }},
                   else () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}"""

@@ -2,9 +2,8 @@
 passes make of them computes the same."""
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings, strategies as st
-from pass_helpers import add_weights, model, run_same
-from sample import examples
+from hypothesis import given, strategies as st
+from pass_helpers import add_weights, model, run_same, tries
 
 from ortplugin.optimizer import PIPELINE
 
@@ -13,7 +12,6 @@ RANGES = st.tuples(st.integers(-5, 4), st.integers(1, 3), st.sampled_from([-2, -
 
 @st.composite
 def vector(draw, size):
-  """Indices into an axis of this size, without one place twice: often a progression."""
   start, count, step = draw(RANGES)
   values = [start + step * i for i in range(count)]
   if draw(st.integers(0, 4)) == 0:
@@ -27,7 +25,6 @@ def vector(draw, size):
 
 @st.composite
 def graphs(draw):
-  """Up to four scatters in a row into a tensor of the shape of `sizes`."""
   sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
   rank = len(sizes)
   names = [f"D{axis}" if draw(st.booleans()) else str(size) for axis, size in enumerate(sizes)]
@@ -91,13 +88,13 @@ def graphs(draw):
       whole = np.broadcast_to(rows, [count if i == axis else size for i, size in enumerate(sizes)])
       value = node(f"ScatterElements<axis={axis}>({value}, {constant(whole.astype(np.int64))}, {part})")
   shape = ", ".join(names)
-  made = model(f"g (float[{shape}] x) => (y) {{ {'  '.join(nodes)}  y = Identity({value}) }}", 18)
+  made = model(f"(float[{shape}] x) => (y) {{ {'  '.join(nodes)}  y = Identity({value}) }}", 18)
   add_weights(made, **constants)
   made.doc_string = " ".join(map(str, sizes))  # the lengths to run it with
   return made
 
 
-@settings(max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tries(150)
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_same_outputs(original, seed):
   lengths = {f"D{axis}": int(size) for axis, size in enumerate(original.doc_string.split())}

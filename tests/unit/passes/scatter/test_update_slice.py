@@ -1,13 +1,9 @@
-"""Scatters of slices, as exporters write them, and what only looks like one."""
-
 import numpy as np
 import onnx
-from onnx_models import initializers
+from onnx_models import initializers, value_infos
 from pass_helpers import (
   add_weights,
-  assert_same_outputs,
   assert_same_values,
-  assert_unchanged,
   model,
   operators,
   parametrize,
@@ -16,6 +12,8 @@ from pass_helpers import (
   run,
   run_pass,
   run_same,
+  same_outputs,
+  stays,
 )
 
 from ortplugin.graph import import_model
@@ -23,21 +21,18 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
 def text_of(inputs, nodes, x="float[3,4]"):
-  """The nodes make y, which is like x, of x and the inputs."""
-  return f"g ({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
+  return f"({x} x, {inputs}) => ({x} y) {{ {nodes} }}"
 
 
 def scatter(
   indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17, attributes="", dtype=np.int64
 ):
-  """y = op(x, indices, u) with constant indices."""
-  made = model(f"g ({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
+  made = model(f"({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
   add_weights(made, i=np.array(indices, dtype))
   return made
 
 
 def elements(indices, axis=0, **given):
-  """y = ScatterElements(x, indices, u), as of `scatter`."""
   return scatter(indices, op="ScatterElements", attributes=f"<axis={axis}>" if axis else "", **given)
 
 
@@ -71,10 +66,7 @@ CONSTANT = {
   "columns of one row": (scatter([[[1, 1], [1, 2]]], updates="float[1,2,5]"), ([0, 1], [1, 1], [1, 1])),
   "columns of one row, flat": (scatter([[1, 1], [1, 2]], updates="float[2,5]"), ([0, 1], [1, 1], [1, 1])),
   "ScatterElements, a row": (elements(np.ones((1, 4, 5))), ([0], [1], [1])),
-  "ScatterElements, a column": (
-    elements(np.full((3, 1, 5), 2), 1, updates="float[3,1,5]"),
-    ([1], [2], [1]),
-  ),
+  "ScatterElements, a column": (elements(np.full((3, 1, 5), 2), 1, updates="float[3,1,5]"), ([1], [2], [1])),
   "ScatterElements, a negative axis, int32": (
     elements(np.full((3, 4, 1), -1), -1, updates="float[3,4,1]", dtype=np.int32),
     ([2], [4], [1]),
@@ -123,16 +115,16 @@ NO_SLICE = {
 
 @parametrize("case", NO_SLICE)
 def test_no_slice(case):
-  assert_unchanged(NO_SLICE[case], [UPDATE_SLICE])
+  stays(NO_SLICE[case], UPDATE_SLICE)
 
 
 @parametrize("indices", [[[3]], [[-4]], [[2], [3]]])
 def test_out_of_range_stays_an_error(indices):
   original = scatter(indices, updates=f"float[{len(indices)},4,5]")
-  assert_unchanged(original, [UPDATE_SLICE], "is out of range for axis 0 of size 3")
+  stays(original, UPDATE_SLICE, "is out of range for axis 0 of size 3")
 
 
-ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
+ARANGE = """(float[B,4] x, float[B,1] v) => (float[B,4] y) {{
   zero = int64 {{0}}  one = int64 {{1}}  s = Shape(x)  b = Gather(s, zero)
   r = Range(zero, b, one)  a = {{1}}  i = Unsqueeze(r, a)
   y = {domain}ScatterElements<axis=1>(x, i, v) }}"""
@@ -150,8 +142,8 @@ def overridable(original, shape):
   return original
 
 
-def test_a_constant_that_a_caller_may_override_stays():  # RELIABILITY 11
-  assert_unchanged(overridable(scatter([[1], [2]], updates="float[2,4,5]"), [2, 1]), [UPDATE_SLICE])
+def test_a_constant_that_a_caller_may_override_stays():
+  stays(overridable(scatter([[1], [2]], updates="float[2,4,5]"), [2, 1]), [UPDATE_SLICE])
 
 
 def test_one_index_that_a_caller_may_override(rng):
@@ -164,7 +156,7 @@ def test_one_index_that_a_caller_may_override(rng):
 
 
 def test_indices_at_run_time_stay():
-  assert_unchanged(text_of("int64[k,1] i, float[k,4] u", "y = ScatterND(x, i, u)"), [UPDATE_SLICE])
+  stays(text_of("int64[k,1] i, float[k,4] u", "y = ScatterND(x, i, u)"), UPDATE_SLICE)
 
 
 def test_one_index_at_run_time(rng):
@@ -179,7 +171,7 @@ def test_one_index_at_run_time(rng):
 
 def test_a_loop_of_assignments():
   """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
-  original = """g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
+  original = """(float[3,4] x, float[1,4] u) => (float[3,4] y) {
     n = int64 {3}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
         d = Identity(c)  f = Cast<to=1>(k)  v = Mul(u, f)  s = {1,1}
@@ -194,7 +186,7 @@ def test_starts_of_int32():
   run_same(original, UPDATE_SLICE, DEAD_NODES, into="Cast Reshape UpdateSlice")
 
 
-RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
+RANGE = """(float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
   zero = int64 {{0}}  one = int64 {{1}}
   sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
   sx = Shape(x)  b = Gather(sx, zero)
@@ -230,18 +222,18 @@ def test_a_grid_of_ranges(steps, axes):
   if "minus" in steps:
     assert "start or limit of 'i' (Range) may be negative" in result.near_misses[0].reason
   for past in (0, 1, 3):
-    assert_same_outputs(original, optimized, k=2, past=past)
+    same_outputs(original, optimized, k=2, past=past)
 
 
 def test_a_start_that_may_be_negative_stays():
-  original = """g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
+  original = """(float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
     z = {0}  one = int64 {1}  su = Shape<end=1>(u)
     n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
     a = {1}  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }"""
-  assert_unchanged(original, [UPDATE_SLICE], "may be negative, and its indices would go on at the other end")
+  stays(original, UPDATE_SLICE, "may be negative, and its indices would go on at the other end")
 
 
-CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, end) => (float[1,2,8,4] y) {
+CACHE = """(float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, end) => (float[1,2,8,4] y) {
   numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
   a = {-1}  i = Unsqueeze(s, a)
   kt = Transpose<2,1,0,3>(k)  ut = Transpose<2,1,0,3>(u)
@@ -260,8 +252,8 @@ def test_a_slice_of_numbers(start, end, length, rng):
 
 def test_an_index_that_is_stretched_along_its_axis_stays():
   """A vector of one element repeated k times writes one row k times, not k rows."""
-  assert_unchanged(
-    """g (float[8,4] x, int64[1] pos, end, k, float[m,4] u) => (float[8,4] y) {
+  stays(
+    """(float[8,4] x, int64[1] pos, end, k, float[m,4] u) => (float[8,4] y) {
       numbers = {0,1,2,3,4,5,6,7}  s = Slice(numbers, pos, end)
       e = Expand(s, k)  a = {-1}  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }""",
     [UPDATE_SLICE],
@@ -269,15 +261,15 @@ def test_an_index_that_is_stretched_along_its_axis_stays():
 
 
 USES = {
-  "used elsewhere": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, z) "
+  "used elsewhere": "(float[3,4] x, float[1,4] u) => (float[3,4] y, z) "
   "{ d = Neg(x)  y = ScatterND(d, i, u)  z = Abs(d) }",
-  "an output": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, d) { d = Neg(x)  y = ScatterND(d, i, u) }",
-  "an input": "g (float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
-  "also the updates": "g (float[1,4] d) => (y) { y = ScatterND(d, i, d) }",
-  "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, z) { d = Neg(x)
+  "an output": "(float[3,4] x, float[1,4] u) => (float[3,4] y, d) { d = Neg(x)  y = ScatterND(d, i, u) }",
+  "an input": "(float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
+  "also the updates": "(float[1,4] d) => (y) { y = ScatterND(d, i, d) }",
+  "captured by a body": """(bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, z) { d = Neg(x)
       y = ScatterND(d, i, u)  z = If(c) <then () => (float[3,4] t) { t = Abs(d) },
                                          else () => (float[3,4] e) { e = Neg(d) }> }""",
-  "in a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
+  "in a body": """(bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
       y = If(c) <then () => (float[3,4] t) { t = ScatterND(d, i, u) },
                   else () => (float[3,4] e) { e = Neg(d) }> }""",
 }
@@ -293,17 +285,17 @@ def test_what_else_needs_the_data(case):
 
 @parametrize("overridable", [False, True])
 def test_data_that_is_an_initializer(overridable, rng):
-  original = model("g (float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
+  original = model("(float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
   add_weights(original, i=[[1]], d=rng.standard_normal((3, 4)).astype(np.float32))
   if overridable:
-    original.graph.input.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [3, 4]))
+    original.graph.input.extend(value_infos("float[3,4] d"))
   optimized, _ = run_same(original, UPDATE_SLICE, into="UpdateSlice")
   assert optimized.graph.initializer[1].name == "d" or "d" in [each.name for each in optimized.graph.initializer]
 
 
 def test_data_without_elements():
   original = scatter([[1]], data="float[3,0]", updates="float[1,0]")
-  assert_same_outputs(original, run_pass(original, UPDATE_SLICE)[0])
+  same_outputs(original, run_pass(original, UPDATE_SLICE)[0])
 
 
 def test_the_result_has_a_known_shape():

@@ -1,10 +1,8 @@
-"""CastLike that becomes a Cast."""
-
 import onnx
 import onnx.parser
 from onnx import helper
 from onnx_models import all_attributes, parsed
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
+from pass_helpers import model, operators, parametrize, run_pass, run_same, same_outputs, stays
 
 from ortplugin import optimize
 from ortplugin.optimizer.pipeline import CAST_LIKE
@@ -14,7 +12,7 @@ from ortplugin.optimizer.pipeline import CAST_LIKE
 def test_renamed(kind):
   target = onnx.TensorProto.DataType.Value(kind.upper())
   optimized, result = run_same(
-    f"""g (float[4,3] x, float[2] w) => (float[4,3] y) {{
+    f"""(float[4,3] x, float[2] w) => (float[4,3] y) {{
     z = Cast<to={target}>(w)  c = CastLike(x, z)  y = Cast<to=1>(c) }}""",
     CAST_LIKE,
     into=["Cast"] * 3,
@@ -24,19 +22,19 @@ def test_renamed(kind):
 
 
 def test_the_saturation_of_float8_stays():
-  optimized, _ = run_pass(model("""g (float[3] x, float8e4m3fn[2] z) => (float8e4m3fn[3] y) {
+  optimized, _ = run_pass(model("""(float[3] x, float8e4m3fn[2] z) => (float8e4m3fn[3] y) {
     y = CastLike<saturate=0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
   assert all_attributes(optimized.graph.node[0]) == {"saturate": 0, "to": onnx.TensorProto.FLOAT8E4M3FN}
 
 
 def test_unknown_dtypes_stay():
-  original = model("g (float[3] x, float[2] z) => (float[3] y) { u = com.microsoft.Odd(z)  y = CastLike(x, u) }")
+  original = model("(float[3] x, float[2] z) => (float[3] y) { u = com.microsoft.Odd(z)  y = CastLike(x, u) }")
   original.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-  assert_unchanged(original, [CAST_LIKE], "the dtype of 'u' is not known")
+  stays(original, CAST_LIKE, "the dtype of 'u' is not known")
 
 
 def test_a_function_of_that_name_stays():
-  assert_unchanged(parsed("""g (float[3] x, float16[3] z) => (float[3] y) { y = local.CastLike(x, z) }
+  stays(parsed("""(float[3] x, float16[3] z) => (float[3] y) { y = local.CastLike(x, z) }
     <domain: "local", opset_import: ["" : 17]> CastLike (a, b) => (c) { c = Neg(a) }""",
         domains=["local"]), [CAST_LIKE])  # fmt: skip
 
@@ -45,7 +43,7 @@ def test_a_function_of_that_name_stays():
 def test_constants_that_patterns_ask_for(precision):
   """The epsilon of a norm, as PyTorch's exporter writes it: cast like the value that it is added to."""
   original = model(
-    """g (float[4,64] x) => (y) <float[64] w = {WEIGHTS}> {
+    """(float[4,64] x) => (y) <float[64] w = {WEIGHTS}> {
       m = ReduceMean<axes=[-1]>(x)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<axes=[-1]>(s)
       e = Constant<value_float=0.001>()  f = CastLike(e, v)  t = Add(v, f)  r = Sqrt(t)
       n = Div(d, r)  y = Mul(n, w) }""".replace("WEIGHTS", ", ".join(["0.5"] * 64))
@@ -55,4 +53,4 @@ def test_constants_that_patterns_ask_for(precision):
   assert "FusedLayerNorm" in operators(optimized)
   assert "CastLike" not in operators(optimized)
   if precision is None:
-    assert_same_outputs(original, optimized)
+    same_outputs(original, optimized)

@@ -1,7 +1,5 @@
-"""Elements that nothing reads in the end."""
-
 import numpy as np
-from pass_helpers import add_weights, assert_unchanged, model, parametrize, run_same
+from pass_helpers import add_weights, model, parametrize, run_same, stays
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, DISCARDED_ELEMENTS, FOLD_CONSTANTS
 
@@ -11,7 +9,7 @@ DISTANCE = np.arange(6).reshape(2, 3)
 
 
 def graph(nodes, near=NEAR, logs=LOGS, outputs=""):
-  original = model(f"g (int64[2,3] x) => (int64[2,3] y{outputs}) {{ {nodes}  y = Add(x, w) }}")
+  original = model(f"(int64[2,3] x) => (int64[2,3] y{outputs}) {{ {nodes}  y = Add(x, w) }}")
   given = {"c": logs, "near": near, "far": ~near, "distance": DISTANCE, "most": np.array(2)}
   used = {name for node in original.graph.node for name in node.input}
   add_weights(original, **{name: each for name, each in given.items() if name in used})
@@ -47,4 +45,4 @@ STAY = {
 
 @parametrize("what", STAY)
 def test_stays(what):
-  assert_unchanged(STAY[what], [DISCARDED_ELEMENTS])
+  stays(STAY[what], DISCARDED_ELEMENTS)

@@ -1,5 +1,3 @@
-"""Concats of more inputs than ONNX Runtime's CUDA kernel takes as arguments."""
-
 from pass_helpers import parametrize, run_pass, run_same
 
 from ortplugin.passes.simplify.narrow_concat import MOST_INPUTS, NARROW_CONCAT
@@ -12,7 +10,7 @@ def widths(model):
 def concat(count, *, before="", axis=1, shape="2,N,3", outputs="float[2,M,3] y"):
   inputs = ", ".join(f"float[{shape}] x{i}" for i in range(count))
   names = ", ".join(f"x{i}" for i in range(count))
-  return f"g ({inputs}) => ({outputs}) {{ {before} y = Concat<axis={axis}>({names}) }}"
+  return f"({inputs}) => ({outputs}) {{ {before} y = Concat<axis={axis}>({names}) }}"
 
 
 @parametrize(
@@ -35,7 +33,7 @@ def test_dense_block():
   for count in range(2, 41):
     maps = ", ".join(["x", *(f"a{i}" for i in range(1, count))])
     layers.append(f"c{count} = Concat<axis=1>({maps})  a{count} = ReduceMean<axes=[1]>(c{count})")
-  original = "g (float[2,3,4] x) => (float[2,1,4] a40) { " + "  ".join(layers) + " }"
+  original = "(float[2,3,4] x) => (float[2,1,4] a40) { " + "  ".join(layers) + " }"
   optimized, _ = run_same(original, NARROW_CONCAT, changes=40 - MOST_INPUTS)
   assert widths(optimized) == [*range(2, 33), *range(2, 10)]
 

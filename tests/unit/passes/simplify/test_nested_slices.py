@@ -1,9 +1,6 @@
-"""An update of a slice of a slice, as the dynamo exporter writes a[i, j:k] = v."""
-
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
-from onnx_models import add_weights, all_attributes, nodes_of
+from onnx import numpy_helper
+from onnx_models import add_weights, all_attributes, nodes_of, value_infos
 from pass_helpers import model, operators, parametrize, reasons, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, NESTED_SLICES, UPDATE_SLICE
@@ -12,7 +9,7 @@ PASSES = (UPDATE_SLICE, NESTED_SLICES, DEAD_NODES)
 
 
 def nested(part, inner, outer, u, x="float[4,6,5]", **constants):
-  made = model(f"g ({x} x, {u} u) => ({x} y) {{ {part}  {inner}  {outer} }}", 18)
+  made = model(f"({x} x, {u} u) => ({x} y) {{ {part}  {inner}  {outer} }}", 18)
   for name, values in constants.items():
     add_weights(made, **{name: np.array(values, np.int64)})
   return made
@@ -73,9 +70,9 @@ def test_what_is_not_the_same_part(case):
   assert all(reason in each for each in reasons(result))
 
 
-def test_an_inner_result_that_is_needed():  # RELIABILITY 8
+def test_an_inner_result_that_is_needed():
   original = FORMS["a[1:3, 2] = v"][0]
-  original.graph.output.append(helper.make_tensor_value_info("q", onnx.TensorProto.FLOAT, [2, 6, 5]))
+  original.graph.output.extend(value_infos("float[2,6,5] q"))
   optimized, result = run_same(original, *PASSES)
   assert operators(optimized).count("UpdateSlice") == 2
   assert "'q' is a graph output, so it has to stay" in reasons(result)[0]
