@@ -595,7 +595,6 @@ def main():
     "--compile": {"action": "store_true", "help": "also time torch.compile"},
   }
   args = timing.arguments(__doc__, options)
-  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the workers, too
   if args.merge:
     timing.write("zoo", merge(args.merge), args.out, columns=True)
     args.source = args.out / "zoo.json.xz"
@@ -615,4 +614,5 @@ def main():
 
 
 if __name__ == "__main__":
+  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the workers, too
   main()

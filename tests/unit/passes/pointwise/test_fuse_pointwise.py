@@ -18,6 +18,7 @@ from pass_helpers import (
   stays,
   tries,
 )
+from sample import examples
 
 from ortplugin.optimizer.pipeline import FUSE_POINTWISE
 from ortplugin.program import MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS, parse
