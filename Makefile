@@ -44,17 +44,18 @@ $(BIN)/python:
 # The library is compiled once: the native tests link its objects. Without build isolation the tools have paths that last.
 BUILD = build/native
 BUILD_TOOLS = cmake ninja 'scikit-build-core>=0.10'
-# In 3 s what takes pip, which does the rest, 20 s. Of pip.conf it knows the index alone, which may lack torch's build.
+# Where it can be had, uv installs in 3 s what takes pip, which does the rest, 20 s. Of pip.conf it knows the index alone,
+# which may lack torch's build.
 comma := ,
-UV = $(if $(filter file,$(origin EXTRAS)),$(PIP) install uv && \
-  UV_DEFAULT_INDEX=$${PIP_INDEX_URL:-$$($(PIP) config get global.index-url || echo https://pypi.org/simple)} \
-  $(BIN)/uv pip install --python $(BIN)/python $(addprefix --extra ,$(subst $(comma), ,$(EXTRAS))) -r pyproject.toml,:)
+WITH_UV = UV_DEFAULT_INDEX=$${PIP_INDEX_URL:-$$($(PIP) config get global.index-url || echo https://pypi.org/simple)} \
+  $(BIN)/uv pip install --quiet --python $(BIN)/python
+UV = $(if $(filter file,$(origin EXTRAS)),$(WITH_UV) $(addprefix --extra ,$(subst $(comma), ,$(EXTRAS))) -r pyproject.toml,:)
 lint: WERROR = -DORTPLUGIN_WERROR=ON
 CONFIGURE = $(BIN)/cmake $(WERROR) -DORTPLUGIN_NATIVE_TESTS=ON $(BUILD)
 
 $(INSTALLED): $(SOURCES) | $(BIN)/python
 	@echo 'installing ortplugin into $(VENV)'
-	$(PIP) install $(BUILD_TOOLS)
+	@$(PIP) install uv && $(WITH_UV) $(BUILD_TOOLS) 2>/dev/null || $(PIP) install $(BUILD_TOOLS)
 	@{ $(UV); } 2>/dev/null & \
 	  CMAKE_ARGS="$$CMAKE_ARGS $(WERROR)" $(PIP) install --no-deps --no-build-isolation --config-settings=build-dir=$(BUILD) \
 	  --config-settings=cmake.define.ORTPLUGIN_NATIVE_TESTS=ON . ; status=$$?; wait; exit $$status  # while GCC works

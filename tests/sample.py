@@ -2,9 +2,9 @@
 
 With ORTPLUGIN_SAMPLE=1, which `make test` sets, the cases of a large test that differ in dtype, layout or exporter
 alone take turns: one of them runs, by a hash of what they have in common. Where many are left, of those that begin
-alike a third runs, at least one; but all that is refused is. Of cases with the marker `one_in(n)` one in n runs, of 0
-none: tests of what we test with. Property tests, and others that count, try a fifth of their examples. No chance is in
-it: the same ones on every machine and every day.
+alike a third runs, at least one; but all of what is refused or stays. Of cases with the marker `one_in(n)` one in n
+runs, of 0 none: tests of what we test with. Property tests, and others that count, try a fifth of their examples. No
+chance is in it: the same ones on every machine and every day.
 """
 
 import os
@@ -15,7 +15,7 @@ from collections import defaultdict
 SAMPLING = os.environ.get("ORTPLUGIN_SAMPLE") == "1"
 FEW = 24  # cases of a test that is not large
 MANY = 40  # after turns
-REFUSED = ("refused", "wrong", "error", "fault")  # a line for each case
+REFUSED = ("refused", "wrong", "error", "fault", "miss", "stay", "kept", "_no_", "_not_")  # a line for each case
 WORDS = re.compile(
   r"\b(b?float(16|32|64)?|double|u?int(8|16|32|64)|bool)\b|\bN(CHW|HWC)\b( but X)?|"
   r"_(torchscript|dynamo|dynamic|opset\d+|fp16)(?![a-z])"

@@ -10,7 +10,7 @@ from sample import SAMPLING
 
 from fuzz.conformance import VARIANTS, cases, judge_all, wrong
 
-PARTS = 72 if SAMPLING else 12
+PARTS = 144 if SAMPLING else 12
 TODAY = int(time.time() // 86_400) % PARTS
 
 pytestmark = pytest.mark.xdist_group("conformance")  # one worker makes the cases

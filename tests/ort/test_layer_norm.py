@@ -338,6 +338,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.one_in(3)
 @parametrize("ending", ENDINGS)
 def test_a_process_ends_in_any_order(ending):
   model = model_of(typed(BARE, "float"), ((2, 8),))

@@ -82,6 +82,7 @@ def test_a_small_bert_agrees(dtype, rng, tmp_path):
   assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.one_in(0)
 def test_optimizing_bert_base_takes_seconds():
   """Without verification; the model has 440 MB of weights. 2 to 4 s of CPU time, more beside other tests."""
   model = build_bert_base()

@@ -108,6 +108,7 @@ def _line(size, mode):
   return (numbers if mode == "nearest" else numbers % 2).reshape(1, 1, 1, size)
 
 
+@pytest.mark.one_in(2)
 @parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
 @parametrize("mode", ["linear", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 def test_places_are_onnx_runtimes(coordinates, mode):
