@@ -399,7 +399,7 @@ def nodes():
   for seed in seeds():
     for number, each in enumerate(itertools.chain(_wrong_attributes(seed), _wrong_inputs(seed))):
       # Of FusedResize few wrong nodes ask for more memory than there is, which a test wants to see.
-      if seed.op != "FusedResize" and not sample.is_taken(f"{seed.op} {each.name}", 40):
+      if seed.op != "FusedResize" and not sample.is_taken(f"{seed.op} {each.name}", 24):
         continue
       # Of attributes it matters little whether shapes are known, so it is one or the other.
       modes = (MODES[number % 2],)

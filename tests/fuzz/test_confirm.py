@@ -35,6 +35,7 @@ def finding_of(verdict):
   return verdict.finding
 
 
+@one_in(0)
 def test_what_is_right_is_the_same():
   assert ask("").what == ask("graph").what == "same"
   assert ask("graph").captured
@@ -81,6 +82,7 @@ def test_what_onnx_runtimes_own_optimizations_do(fault):
   assert finding_of(ask(f"ortplugin:fused/{fault},ortplugin:off:z")).kind in ("values", "run", "crash")
 
 
+@one_in(0)
 def test_what_the_original_fails_by_without_them():
   """They had removed the node that fails in the original."""
   verdict = ask("ortplugin:fails,CumSum:bare/fails")

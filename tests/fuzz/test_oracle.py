@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import numpy as np
-from onnx_models import ones, parametrize, parsed, raises, zeros
+from onnx_models import one_in, ones, parametrize, parsed, raises, zeros
 
 from fuzz import oracle
 from fuzz.evaluate import make_session, run
@@ -75,6 +75,7 @@ def test_a_sum_that_is_zero_but_for_rounding():
   assert reference.problem({"y": zeros(1), "p": other["x"]}) is not None
 
 
+@one_in(2)
 @parametrize("divides, right", [("Sub", True), ("Mul", False)])
 def test_a_sum_that_rounding_makes_zero(divides, right):
   """In bf16 the terms may be equal, and 0 / 0 is NaN; a product is 0 of no rounding."""

@@ -220,7 +220,7 @@ def test_inputs_need_no_weights():
 # ---- the guilty rewrite
 
 
-@one_in(2)
+@one_in(3)
 @parametrize("fault", ["segmentation", "abort"])
 def test_the_rewrite_that_makes_onnx_runtime_die_is_named(tmp_path, patch, capsys, fault):
   patch(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))

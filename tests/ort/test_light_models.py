@@ -45,7 +45,7 @@ def test_as_they_are(name):
 
 
 # Those whose weights take less than 120 MB; the others have neither normalisations nor sums.
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(0)
 @pytest.mark.parametrize("name", ["densenet121", "inception_v2", "resnet50", "shufflenet"])
 def test_with_random_weights(name):
   """As they are, all channels of a layer are equal and most outputs 1/1000, which hides mistakes."""

@@ -85,7 +85,7 @@ HOSTILE = {
 }
 
 
-@one_in(6)
+@one_in(12)
 @parametrize("what", HOSTILE)
 def test_small_files_take_little_memory_and_time(what, tmp_path):
   path = tmp_path / "hostile.onnx"

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "ortplugin/device/wgmma.h"
+#include "ortplugin/ops/conv/engines/split_k.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
 #include "ortplugin/target/target.h"
@@ -75,12 +76,6 @@ int64_t Size(const Contraction& problem) { return static_cast<int64_t>(SizeOf(pr
 // Columns that are read and written at once.
 int64_t Vector(const Contraction& problem) {
   return std::min(16 / Size(problem), problem.group_filters() & -problem.group_filters());
-}
-
-// The blocks that are at work at once where `cluster` of them work together. Two have multiprocessors beside each
-// other; of more some multiprocessors are left over, and how many says split_k.cc.
-int64_t Room(int cluster, const cuda::DeviceFacts& device) {
-  return cluster <= 2 ? device.multiprocessors : device.multiprocessors * (cluster <= 4 ? 42 : 40) / 48;
 }
 
 double Cost(
@@ -175,8 +170,11 @@ Choice FindCheapest(const Contraction& problem, int most_cluster, const cuda::De
       for (int tile_n = kind.least_n; tile_n <= kind.most_n; tile_n += kStepN) {
         consider(kind, tile_n, 1, 1);
         const int64_t tiles = Tiles(problem, TileM(1, false), tile_n), copies = DivideUp(bytes, int64_t{kind.bytes_k});
-        for (int split_k = 2; split_k <= std::min<int64_t>(kMostSplit, copies) && kind.consumers == 1; ++split_k)
-          if (problem.groups == 1 && tiles * split_k <= Room(split_k, device)) consider(kind, tile_n, 1, split_k);
+        for (int split_k = 2; split_k <= std::min<int64_t>(kMostSplit, copies) && kind.consumers == 1; ++split_k) {
+          // Two have multiprocessors beside each other, of which none is left over.
+          const int64_t room = split_k == 2 ? device.multiprocessors : RoomForClusters(split_k, device);
+          if (problem.groups == 1 && tiles * split_k <= room) consider(kind, tile_n, 1, split_k);
+        }
       }
     for (int cluster = 1; cluster <= std::min(most_cluster, kMostCluster) && !kind.take_turns; ++cluster) {
       const int64_t tiles = Tiles(problem, TileM(kind.consumers, false), problem.filters) * cluster;

@@ -46,12 +46,6 @@ int64_t Cost(const Contraction& problem, const SplitKConfig& config, const cuda:
   return waves * CopiedBytes(problem, config) / limits.split_k_bytes_of_nanosecond + clusters + sums;
 }
 
-// The blocks that are at work at the same time: those of a cluster on neighbouring multiprocessors, and some are left
-// over. Measured: 28 clusters of four find room on an H200, but not 32; 16 of six, but not 20.
-int64_t Room(int split_k, const cuda::DeviceFacts& device) {
-  return split_k <= 4 ? device.multiprocessors * 7 / 8 : device.multiprocessors * 5 / 6;
-}
-
 // Pixels of a tile whose sums a block adds.
 int64_t ReducedRows(const SplitKConfig& config) { return DivideUp(kTileM, config.split_k); }
 
@@ -70,6 +64,10 @@ int64_t Vector(const Contraction& problem, const SplitKConfig& config) {
 }
 
 }  // namespace
+
+int64_t RoomForClusters(int blocks, const cuda::DeviceFacts& device) {
+  return blocks <= 4 ? device.multiprocessors * 7 / 8 : device.multiprocessors * 5 / 6;
+}
 
 bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.groups != 1) return false;
@@ -111,7 +109,7 @@ SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts
     const int64_t tiles = Tiles(problem, config);
     for (; config.split_k == 1 ||
       (config.split_k <= std::min(most_split_k, KTiles(problem)) &&
-        tiles * config.split_k <= Room(config.split_k, device));
+        tiles * config.split_k <= RoomForClusters(config.split_k, device));
       ++config.split_k)
       if (best.tile_n == 0 || Cost(problem, config, device) < Cost(problem, best, device)) best = config;
   }

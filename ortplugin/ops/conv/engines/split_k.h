@@ -13,6 +13,10 @@ struct SplitKConfig {
   int stages;  // K tiles of 128 bytes of channels that are under way or in use, for each warpgroup
 };
 
+// The blocks that are at work at the same time: those of a cluster on neighbouring multiprocessors, and some are left
+// over. Measured: 28 clusters of four find room on an H200, but not 32; 16 of six, but not 20.
+int64_t RoomForClusters(int blocks, const cuda::DeviceFacts& device);
+
 bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 // Whether it is known to be faster than cuDNN.
 bool IsSplitKFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
