@@ -51,8 +51,8 @@ bool IsFasterWithIdentity(const Problem& problem, const TargetLimits& limits, in
 // one group.
 std::optional<Problem> Rotated180(const Problem& gradient);
 
-// Whether of several results cuDNN may leave one as it is: one in fp32 that the program reads again, or the convolution's
-// value, or a Cast of it, where not all have its dtype.
+// Whether of several results cuDNN may leave one as it is: one in fp32 that the program reads again, or the
+// convolution's value, or a Cast of it, where not all have its dtype.
 bool MayLoseResult(const Problem& problem);
 
 // Equal for problems that have the same plans: all but the names in the program.
