@@ -168,12 +168,12 @@ Choice FindCheapest(const Contraction& problem, int most_cluster, const cuda::De
   const auto consider_all = [&](const TileKind& kind) {
     if (most_cluster == 0)
       for (int tile_n = kind.least_n; tile_n <= kind.most_n; tile_n += kStepN) {
-        consider(kind, tile_n, 1, 1);
         const int64_t tiles = Tiles(problem, TileM(1, false), tile_n), copies = DivideUp(bytes, int64_t{kind.bytes_k});
-        for (int split_k = 2; split_k <= std::min<int64_t>(kMostSplit, copies) && kind.consumers == 1; ++split_k) {
+        const bool may_divide = kind.consumers == 1 && problem.groups == 1;
+        for (int split_k = 1; split_k <= (may_divide ? std::min<int64_t>(kMostSplit, copies) : 1); ++split_k) {
           // Two have multiprocessors beside each other, of which none is left over.
           const int64_t room = split_k == 2 ? device.multiprocessors : RoomForClusters(split_k, device);
-          if (problem.groups == 1 && tiles * split_k <= room) consider(kind, tile_n, 1, split_k);
+          if (split_k == 1 || tiles * split_k <= room) consider(kind, tile_n, 1, split_k);
         }
       }
     for (int cluster = 1; cluster <= std::min(most_cluster, kMostCluster) && !kind.take_turns; ++cluster) {
