@@ -125,18 +125,18 @@ class Case(ProductCase):
 
 # ---- comparison
 
-# What a value may be off by, in units of the arithmetic's roundoff times the sum of its terms' sizes, before the root
-# of their number is added.
+# What a value may be off by, in units of its factors' and its own roundoff times the sum of its terms' sizes.
 UNITS = 4.0
 EXACT = ("Greater", "Where", "Cast", "Mul", "Neg")  # statements that round at most once, from operands that do not
 
 
 def check(case, outputs, inputs=None, unit=0):
-  """Compares a kernel's outputs with the reference, as `compare` does, with the slack (UNITS + sqrt(n)) c size.
+  """Compares a kernel's outputs with the reference, as `compare` does, with the slack (UNITS u + sqrt(n) c) size.
 
-  c is the unit roundoff of the arithmetic (`unit`, if that is larger; T's own where the program may round dZ another
-  way than float64), n the most terms of a sum and `size` the sum of their sizes: terms that are added one after
-  another are off by some sqrt(n) units. A term left out or taken twice shows.
+  c is the unit roundoff of sums, u that of factors and value (`unit`, if that is larger; T's own where the program may
+  round dZ another way than float64), n the most terms of a sum and `size` the sum of their sizes: terms that are added
+  one after another are off by some sqrt(n) units, what their factors are off by does not grow. A term left out or taken
+  twice shows.
   """
   arrays = case.inputs() if inputs is None else list(inputs)
   node, program = case.node(), case.program
@@ -144,15 +144,16 @@ def check(case, outputs, inputs=None, unit=0):
   sizes = sizes_of(case, arrays)
   rounded = OPERATOR.reference(node, arrays)
   dtype = program.results[0].dtype
-  compute = max(UNIT_ROUNDOFF["double" if dtype == "double" else "float"], unit)
+  compute = UNIT_ROUNDOFF["double" if dtype == "double" else "float"]
+  unit = max(unit, compute)
   if any(each.op not in EXACT for each in program.statements):
-    compute = max(compute, UNIT_ROUNDOFF[dtype])
+    unit = max(unit, UNIT_ROUNDOFF[dtype])
   x, w, whole = case.geometry.shapes(case.transposed)
   terms = max(math.prod(w) // case.geometry.group, math.prod(x) // x[1], math.prod(whole) // whole[1])
-  units = UNITS + math.sqrt(terms)
+  share = UNITS * unit + math.sqrt(terms) * compute
   assert len(outputs) == len(wide)
   for name, got, exact, wanted, size in zip(case.outputs(), outputs, wide, rounded, sizes, strict=True):
-    compare(f"{case.name}: {name}", got, wanted, exact, units * compute * size)
+    compare(f"{case.name}: {name}", got, wanted, exact, share * size)
 
 
 def sizes_of(case, arrays):

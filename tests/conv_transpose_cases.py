@@ -78,10 +78,10 @@ SLOPE = 4.0  # what an activation may multiply an error by
 
 
 def check(case, outputs, inputs=None, unit=0, split=False):
-  """Compares a kernel's outputs with the reference, as `compare` does, with the slack SLOPE (UNITS + sqrt(n)) c size.
+  """Compares a kernel's outputs with the reference, as `compare` does, with the slack SLOPE (UNITS u + sqrt(n) c) size.
 
-  c is the unit roundoff of the arithmetic (`unit`, if that is larger), n the most terms of a sum and `size` the sum of
-  their sizes, or the largest value that the program makes of it. `split`: the value may have been stored in its dtype
+  c is the unit roundoff of sums, u that of factors and value (`unit`, if that is larger), n the most terms of a sum and
+  `size` the sum of their sizes, or the largest value that the program makes of it. `split`: the value may have been stored in its dtype
   before the program, where a library could not take that in, which adds a rounding of SLOPE times the largest of the
   values.
   """
@@ -94,8 +94,8 @@ def check(case, outputs, inputs=None, unit=0, split=False):
   steps = values(program, [size, *arrays[2:]])
   for each in steps.values():
     size = np.maximum(size, np.abs(np.broadcast_to(each, size.shape).astype(np.float64)))
-  compute = max(UNIT_ROUNDOFF["double" if case.dtypes[0] == "double" else "float"], unit)
-  slack = SLOPE * (UNITS + math.sqrt(math.prod(case.w) / case.w[1])) * compute * size
+  compute = UNIT_ROUNDOFF["double" if case.dtypes[0] == "double" else "float"]
+  slack = SLOPE * (UNITS * max(compute, unit) + math.sqrt(math.prod(case.w) / case.w[1]) * compute) * size
   if split and program.statements:
     value = transposed_convolution(attributes_of(node), *arrays[:2])
     steps = values(program, [value, *arrays[2:]])

@@ -24,13 +24,31 @@ DEVICE void wait_cluster() {
 
 // To a block of the cluster, at the address that it has in this one.
 #if CLUSTER > 1
-DEVICE unsigned address_in_block(const float* p, unsigned block) {
+DEVICE unsigned address_in_block(unsigned address, unsigned block) {
   unsigned there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-    : "=r"(there)
-    : "r"((unsigned)__cvta_generic_to_shared(p)), "r"(block));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
   return there;
 }
+DEVICE unsigned address_in_block(const float* p, unsigned block) {
+  return address_in_block((unsigned)__cvta_generic_to_shared(p), block);
+}
+// Its four bytes arrive at that block's barrier, an mbarrier at this address of shared memory; nothing else that this
+// thread has written is waited for.
+DEVICE void give_to_block(float* to, unsigned block, float x, unsigned barrier) {
+  asm volatile(
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address_in_block(to, block)),
+    "r"(__float_as_uint(x)), "r"(address_in_block(barrier, block))
+    : "memory");
+}
+// Until all bytes that the barrier expects have arrived, for the first time.
+DEVICE void wait_given(unsigned barrier) {
+  asm volatile(
+    "{\n\t.reg .pred done;\n\tWAIT:\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t"
+    "@!done bra WAIT;\n\t}" ::"r"(barrier)
+    : "memory");
+}
+#else
+DEVICE void give_to_block(float* to, unsigned, float x, unsigned) { *to = x; }
 #endif
 DEVICE void store_to_block(float* to, unsigned block, float x) {
 #if CLUSTER > 1

@@ -116,9 +116,10 @@ def test_images_of_one_pixel(case):
 
 
 @parametrize("layout", ["NCHW", "NHWC"])
-@parametrize("name, dtype, given", [case for case in BESIDE_CASES if not case[2].get("allow_tf32")])
+@parametrize("name, dtype, given", BESIDE_CASES)
 def test_a_result_beside_another(name, dtype, given, layout):
   """By every algorithm, in memory that no right run has filled: cuDNN 9.19 leaves some in float32 unwritten."""
+  unit = 2.0**-10 if given.get("allow_tf32") else 0
   cases = [
     Case(name, typed(BESIDE[name], dtype), x, w, (), layout, {**attributes, **given})
     for x, w, attributes in (
@@ -129,7 +130,7 @@ def test_a_result_beside_another(name, dtype, given, layout):
   ]
   check_all(
     (replace(case, attributes={**case.attributes, **each}) for case in cases for each in ({}, *variants(case))),
-    lambda case: check(case, run(make(case.model(), **poison.provider_options()), case)),
+    lambda case: check(case, run(make(case.model(), **poison.provider_options()), case), unit=unit),
   )
 
 

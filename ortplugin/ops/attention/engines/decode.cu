@@ -2,7 +2,8 @@
 // y[i, e] = sum over j of p[i, j] v[j, e] / l[i],  p[i, j] = exp(s[i, j] - m[i]),  m = max over j of s, l the sum of p
 //
 // With a cache (HAS_PAST), keys and values are the rows of past, then the new ones, and all of them are written to
-// present: past is read once, into shared memory, and written from there.
+// present, by WRITERS warps of their own: stores of whole caches make the warp wait that issues them. What they read is
+// in L2 for those that compute.
 //
 // The text in front of this one is generated for the node at hand (table.cc, decode.cc): sizes, the configuration and
 // what there is as macros, Arguments; copy.cuh, cluster.cuh, mma.cuh, softmax.cuh and rows.cuh.
@@ -13,8 +14,11 @@
 // times the heads that share it) are the rows of one m16n8k16 tile. At the end each block adds up what its warps have,
 // in their order, and gives each row to one block of the cluster, which adds up those of all, in their order, through
 // distributed shared memory (Flash-Decoding, Dao et al., 2023, without its memory between two kernels).
+//
+// A step of a model is a chain of short kernels, each of which runs its code once. So what needs no other kernel comes
+// before grid_dependency_wait: addresses, and the cache into L2.
 
-#define THREADS (32 * WARPS)
+#define THREADS (32 * WARPS)  // that compute
 #define ROWS 16
 #define KEYS 16
 #define QK_PADDED ((HEAD_SIZE + 15) / 16 * 16)  // with zeros behind the head
@@ -25,44 +29,76 @@
 #define PARTIAL (V_PADDED + 2)  // floats of a row: its values, its maximum, its sum
 #define ROWS_OF_BLOCK ((ROWS + CLUSTER - 1) / CLUSTER)  // that are added up there
 
-// The rows of K or V of one head: those of past, then the new ones.
+DEVICE void sync_computing() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
+// The rows of K or V of one head: those of past, then the new ones. Steps of 16 rows are offsets of 32 bits.
 struct Source {
   const storage_t *past, *added;
-  long long past_step, added_step;
+  int past_step, added_step;
   storage_t* present;
-  long long present_step;
+  int present_step;
 };
+
+// Of the PADDED / 8 octets of each of KEYS rows, the i'th of this thread.
+template <int PADDED>
+struct Octet {
+  static const int kCount = KEYS * PADDED / 8, kOfThread = (kCount + 31) / 32;
+  const int row, column;
+  DEVICE explicit Octet(int i)
+    : row((i * 32 + threadIdx.x % 32) / (PADDED / 8)), column((i * 32 + threadIdx.x % 32) % (PADDED / 8) * 8) {}
+  DEVICE bool exists() const { return kCount % 32 == 0 || row < KEYS; }
+};
+
+// The first rows of past that a warp copies, into L2, where no kernel needs to be waited for.
+template <int WIDTH>
+DEVICE void prefetch_rows(const Source& from, int first, int past) {
+  constexpr int kLine = 64;  // elements
+#pragma unroll
+  for (int at = threadIdx.x % 32; at < KEYS * ((WIDTH + kLine - 1) / kLine); at += 32) {
+    const int row = at % KEYS, column = at / KEYS * kLine;
+    if (first + row < past)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(
+        from.past + (long long)first * from.past_step + row * from.past_step + column));
+  }
+}
 
 // KEYS rows to shared memory from `first` on, zeros behind the last one and the head. `skipped`: the rows from there on
 // are written by others.
 template <int WIDTH, int PADDED>
 DEVICE void copy_rows(storage_t* to, const Source& from, int first, int past, int skipped, int keys) {
-  constexpr int kCopies = KEYS * PADDED / 8;
+  const storage_t* const added = from.added + (long long)(first - past) * from.added_step;
+  const storage_t* const cached = from.past + (long long)first * from.past_step;
 #pragma unroll
-  for (int i = 0; i < (kCopies + 31) / 32; ++i) {
-    const int at = i * 32 + threadIdx.x % 32, row = at / (PADDED / 8), column = at % (PADDED / 8) * 8;
-    if (kCopies % 32 != 0 && row >= KEYS) break;
-    const int key = first + row;
-    if (key >= skipped && key < keys) continue;
-    const bool exists = key < keys && column < WIDTH;
-    const storage_t* x = from.added;
-#if HAS_PAST
-    if (key < past) x = from.past + key * from.past_step + column;
-#endif
-    if (exists && key >= past) x = from.added + (key - past) * from.added_step + column;
-    copy_async(to + row * (PADDED + 8) + column, x, exists);
+  for (int i = 0; i < Octet<PADDED>::kOfThread; ++i) {
+    const Octet<PADDED> octet(i);
+    const int key = first + octet.row;
+    if (!octet.exists() || key >= skipped && key < keys) continue;
+    const bool exists = key < keys && octet.column < WIDTH, is_cached = HAS_PAST && key < past;
+    const int at = octet.row * (is_cached ? from.past_step : from.added_step) + octet.column;
+    copy_async(to + octet.row * (PADDED + 8) + octet.column, (is_cached ? cached : added) + (exists ? at : 0), exists);
   }
 }
 
 #if HAS_PAST
-template <int WIDTH, int PADDED>
-DEVICE void write_present(const Source& to, const storage_t* from, int first, int keys) {
-#pragma unroll 4
-  for (int at = threadIdx.x % 32; at < KEYS * WIDTH / 8; at += 32) {
-    const int row = at / (WIDTH / 8), column = at % (WIDTH / 8) * 8;
-    Vector<storage_t, 8> some;
-    load_shared(some, from + row * (PADDED + 8) + column);
-    if (first + row < keys) some.store(to.present + (first + row) * to.present_step + column);
+// KEYS rows from `first` on to present, up to the one at `end`.
+template <int WIDTH>
+DEVICE void copy_to_present(const Source& of, int first, int past, int end) {
+  typedef Octet<WIDTH> Each;
+  const storage_t* const added = of.added + (long long)(first - past) * of.added_step;
+  const storage_t* const cached = of.past + (long long)first * of.past_step;
+  storage_t* const to = of.present + (long long)first * of.present_step;
+  Vector<storage_t, 8> some[Each::kOfThread];
+#pragma unroll
+  for (int i = 0; i < Each::kOfThread; ++i) {
+    const Each at(i);
+    const bool is_cached = first + at.row < past;
+    const int offset = at.row * (is_cached ? of.past_step : of.added_step) + at.column;
+    load_if(at.exists() && first + at.row < end, some[i], (is_cached ? cached : added) + offset);
+  }
+#pragma unroll
+  for (int i = 0; i < Each::kOfThread; ++i) {
+    const Each at(i);
+    if (at.exists() && first + at.row < end) some[i].store(to + at.row * of.present_step + at.column);
   }
 }
 #endif
@@ -85,13 +121,13 @@ struct WarpTile {
       for (int i = 0; i < 4; ++i) sums[n][i] = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = threadIdx.x % 32 / 4 + half * 8, query = row / (int)a.group;
+      const int row = threadIdx.x % 32 / 4 + half * 8, query = row / GROUP;
       row_max[half] = -INFINITE;
       row_sum[half] = 0;
       first_key[half] = seen.first(query);
       last_key[half] = seen.last(query);
 #if MASK
-      const long long there = min((long long)query, a.queries - 1), head = kv_head * a.group + row % (int)a.group;
+      const long long there = min((long long)query, a.queries - 1), head = kv_head * GROUP + row % GROUP;
       mask[half] = a.mask + batch * a.mask_view.batch + head * a.mask_view.head + there * a.mask_view.row;
 #endif
     }
@@ -206,18 +242,15 @@ DEVICE void add(const float* partials, int step, int column, float& most, float&
 
 // What a block of the cluster is at work on.
 struct Place {
-  const long long kv_heads, batch, head;  // head: of K and V
-  const int block, group, rows;
+  const int batch, head, block, rows;  // head: of K and V
   DEVICE explicit Place(const Arguments& a)
-    : kv_heads(a.heads / a.group),
-      batch(blockIdx.x / CLUSTER / kv_heads),
-      head(blockIdx.x / CLUSTER % kv_heads),
+    : batch(blockIdx.x / CLUSTER / ((unsigned)a.heads / GROUP)),
+      head(blockIdx.x / CLUSTER % ((unsigned)a.heads / GROUP)),
       block(blockIdx.x % CLUSTER),
-      group((int)a.group),
-      rows((int)a.queries * group) {}
+      rows((int)a.queries * GROUP) {}
   // A row of the tile is a query of one of the heads that share those of K and V.
   DEVICE long long offset(const View& view, int row) const {
-    return view.offset + batch * view.batch + (head * group + row % group) * view.head;
+    return view.offset + batch * view.batch + (head * GROUP + row % GROUP) * view.head;
   }
   DEVICE long long kv_offset(const View& view) const { return view.offset + batch * view.batch + head * view.head; }
 };
@@ -226,55 +259,63 @@ struct Place {
 #define SOURCE(x, name) \
   Source { \
     a.past_##name + place.kv_offset(a.past_##name##_view), a.x + place.kv_offset(a.x##_view), \
-      a.past_##name##_view.row, a.x##_view.row, a.present_##name + place.kv_offset(a.present_##name##_view), \
-      a.present_##name##_view.row \
+      (int)a.past_##name##_view.row, (int)a.x##_view.row, a.present_##name + place.kv_offset(a.present_##name##_view), \
+      (int)a.present_##name##_view.row \
   }
 #else
-#define SOURCE(x, name) Source{nullptr, a.x + place.kv_offset(a.x##_view), 0, a.x##_view.row, nullptr, 0}
+#define SOURCE(x, name) Source{nullptr, a.x + place.kv_offset(a.x##_view), 0, (int)a.x##_view.row, nullptr, 0}
 #endif
 
-// q[row][d], 0 beyond the queries and the head.
+// q[row][d], 0 beyond the queries and the head; where nothing is rotated it ends with the copies that are committed
+// next.
 DEVICE void load_queries(const Arguments& a, const Place& place, storage_t* q) {
-  for (int i = threadIdx.x; i < ROWS * QK_PADDED; i += THREADS) {
-    const int row = i / QK_PADDED, d = i % QK_PADDED;
-    float x = 0;
-    if (row < place.rows && d < HEAD_SIZE) {
-      const Rows of_head{a.q + place.offset(a.q_view, row), a.q_view};
 #if ROTARY
-      const long long tables = place.batch * a.rotary_batch;
-      x = RotatedRows{of_head, a.cos + tables, a.sin + tables}(row / place.group, d);
-#else
-      x = of_head(row / place.group, d);
-#endif
-    }
-    from_compute(x, q[row * QK_PITCH + d]);
+  const long long tables = (long long)place.batch * a.rotary_batch;
+  for (int i = threadIdx.x; i < place.rows * HEAD_SIZE; i += THREADS) {
+    const int row = i / HEAD_SIZE, d = i % HEAD_SIZE;
+    const Rows of_head{a.q + place.offset(a.q_view, row), a.q_view};
+    from_compute(RotatedRows{of_head, a.cos + tables, a.sin + tables}(row / GROUP, d), q[row * QK_PITCH + d]);
   }
+#else
+#pragma unroll
+  for (int i = threadIdx.x; i < ROWS * QK_PADDED / 8; i += THREADS) {
+    const int row = i / (QK_PADDED / 8), d = i % (QK_PADDED / 8) * 8;
+    const bool exists = row < place.rows && d < HEAD_SIZE;
+    const long long at = place.offset(a.q_view, row) + row / GROUP * a.q_view.row + d;
+    copy_async(q + row * QK_PITCH + d, a.q + (exists ? at : 0), exists);
+  }
+#endif
 }
 
 #if ROTARY
-// The new keys among the KEYS from `first` on, rotated, by one warp.
-DEVICE void rotate_keys(const Arguments& a, const Place& place, storage_t* to, int first, int past, int keys) {
-  const long long tables = place.batch * a.rotary_batch;
+// The new keys among the KEYS from `first` on, rotated, to shared memory and to present, by one warp.
+DEVICE void rotate_keys(
+  const Arguments& a, const Place& place, const Source& of, storage_t* to, int first, int past, int keys) {
+  const long long tables = (long long)place.batch * a.rotary_batch;
   const RotatedRows rotated{{a.k + place.kv_offset(a.k_view), a.k_view}, a.cos + tables, a.sin + tables};
 #pragma unroll 1
   for (int key = max(first, past); key < min(first + KEYS, keys); ++key)
 #pragma unroll 2
-    for (int d = threadIdx.x % 32; d < QK_PADDED; d += 32)
-      from_compute(d < HEAD_SIZE ? rotated(key - past, d) : 0.0f, to[(key - first) * QK_PITCH + d]);
+    for (int d = threadIdx.x % 32; d < QK_PADDED; d += 32) {
+      storage_t x;
+      from_compute(d < HEAD_SIZE ? rotated(key - past, d) : 0.0f, x);
+      to[(key - first) * QK_PITCH + d] = x;
+      if (d < HEAD_SIZE) of.present[(long long)key * of.present_step + d] = x;
+    }
 }
 #endif
 
 // What the block's warps have, to the blocks that add up the rows: row to block row % CLUSTER.
-DEVICE void give(const Place& place, const float* partials, float* given) {
+DEVICE void give(const Place& place, const float* partials, float* given, unsigned barrier) {
   for (int i = threadIdx.x; i < place.rows * VALUE_SIZE; i += THREADS) {
     const int row = i / VALUE_SIZE, column = i % VALUE_SIZE;
     float most, sum, value;
     add<WARPS>(partials + row * PARTIAL, place.rows * PARTIAL, column, most, sum, value);
     float* const to = given + (row / CLUSTER * CLUSTER + place.block) * PARTIAL;
-    store_to_block(to + column, row % CLUSTER, value);
+    give_to_block(to + column, row % CLUSTER, value, barrier);
     if (column > 0) continue;
-    store_to_block(to + V_PADDED, row % CLUSTER, most);
-    store_to_block(to + V_PADDED + 1, row % CLUSTER, sum);
+    give_to_block(to + V_PADDED, row % CLUSTER, most, barrier);
+    give_to_block(to + V_PADDED + 1, row % CLUSTER, sum, barrier);
   }
 }
 
@@ -286,7 +327,7 @@ DEVICE void write_results(const Arguments& a, const Place& place, const float* g
     float most, sum, value;
     add<CLUSTER>(given + own * CLUSTER * PARTIAL, PARTIAL, column, most, sum, value);
     const float scale = sum == 0 && a.zero_where_nothing_is_seen ? 0.0f : 1.0f / sum;
-    from_compute(value * scale, a.y[place.offset(a.y_view, row) + row / place.group * a.y_view.row + column]);
+    from_compute(value * scale, a.y[place.offset(a.y_view, row) + row / GROUP * a.y_view.row + column]);
   }
 }
 
@@ -294,14 +335,23 @@ extern "C" __global__ void
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
-  __launch_bounds__(THREADS, MIN_BLOCKS) decode(const Arguments a) {
+  __launch_bounds__(THREADS + 32 * WRITERS, MIN_BLOCKS) decode(const Arguments a) {
   extern __shared__ __align__(16) uint4 shared[];
-  storage_t* const q = (storage_t*)shared;  // [ROWS][QK_PITCH]
+  const unsigned barrier = shared_address(shared);  // in the first 16 bytes
+  storage_t* const q = (storage_t*)(shared + 1);  // [ROWS][QK_PITCH]
   float* const given = (float*)(q + ROWS * QK_PITCH);  // [ROWS_OF_BLOCK][CLUSTER][PARTIAL]
   storage_t* const of_warps = (storage_t*)(given + (ROWS_OF_BLOCK * CLUSTER * PARTIAL + 3) / 4 * 4);
   storage_t* const stages = of_warps + threadIdx.x / 32 * (STAGES * STAGE_ELEMENTS);
   float* const partials = (float*)(of_warps + WARPS * (STAGES * STAGE_ELEMENTS));  // [WARPS][rows][PARTIAL]
   const Place place(a);
+  const int own_rows = (place.rows - place.block + CLUSTER - 1) / CLUSTER;  // that this block adds up
+  if (threadIdx.x == 0) {
+    init_barrier(barrier, 1);
+    fence_barriers();
+    if (own_rows > 0) expect_bytes(barrier, own_rows * (CLUSTER * (VALUE_SIZE + 2) * 4));
+  }
+  __syncwarp();
+  begin_cluster();
   const Source k = SOURCE(k, key), v = SOURCE(v, value);
   const int keys = (int)a.keys;
 #if HAS_PAST
@@ -309,42 +359,57 @@ __cluster_dims__(CLUSTER, 1, 1)
 #else
   constexpr int past = 0;
 #endif
-  // What any of the queries sees. Of a cache all tiles are written.
+#if HAS_PAST
+  if (threadIdx.x >= THREADS) {
+    grid_dependency_wait();
+    const int first_of_warp = (place.block * WRITERS + (threadIdx.x - THREADS) / 32) * KEYS;
+#pragma unroll 1
+    for (int first = first_of_warp; first < keys; first += CLUSTER * WRITERS * KEYS) {
+      copy_to_present<HEAD_SIZE>(k, first, past, ROTARY ? past : keys);
+      copy_to_present<VALUE_SIZE>(v, first, past, keys);
+    }
+    __syncwarp();
+    if (CLUSTER > 1) wait_cluster();
+    return;
+  }
+#endif
+  // What any of the queries sees; new keys are rotated for present, too.
   const Keys seen(a);
   const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
-  const int begin = HAS_PAST ? 0 : seen_from / KEYS * KEYS, end = HAS_PAST ? keys : seen_to;
+  const int begin = (ROTARY ? min(seen_from, past) : seen_from) / KEYS * KEYS, end = ROTARY ? keys : seen_to;
   const int step = CLUSTER * WARPS * KEYS;
-  const int begin_of_warp = begin + (place.block * WARPS + threadIdx.x / 32) * KEYS;
-  int first = begin_of_warp, next = first;
+  int first = begin + (place.block * WARPS + threadIdx.x / 32) * KEYS, next = first;
   const auto copy_tile = [&](int stage) {
     storage_t* const to = stages + stage * STAGE_ELEMENTS;
     if (next < end) {
       copy_rows<HEAD_SIZE, QK_PADDED>(to, k, next, past, ROTARY ? past : keys, keys);
       copy_rows<VALUE_SIZE, V_PADDED>(to + KEYS * QK_PITCH, v, next, past, keys, keys);
 #if ROTARY
-      rotate_keys(a, place, to, next, past, keys);
+      rotate_keys(a, place, k, to, next, past, keys);
 #endif
     }
     commit_copies();
     next += step;
   };
-
-  const auto write_tile = [&](const storage_t* from, int first_key) {
 #if HAS_PAST
-    write_present<HEAD_SIZE, QK_PADDED>(k, from, first_key, keys);
-    write_present<VALUE_SIZE, V_PADDED>(v, from + KEYS * QK_PITCH, first_key, keys);
+#pragma unroll
+  for (int stage = 0; stage < STAGES; ++stage) {
+    prefetch_rows<HEAD_SIZE>(k, first + stage * step, past);
+    prefetch_rows<VALUE_SIZE>(v, first + stage * step, past);
+  }
 #endif
-  };
+#if ROTARY
+  for (int i = threadIdx.x; i < ROWS * QK_PITCH / 8; i += THREADS) ((uint4*)q)[i] = make_uint4(0, 0, 0, 0);
+  sync_computing();
+#endif
 
-  __syncwarp();
-  begin_cluster();
   grid_dependency_wait();
+  load_queries(a, place, q);
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) copy_tile(stage);
-  load_queries(a, place, q);
-  __syncthreads();
-
   WarpTile tile(a, seen, place.batch, place.head);
+  wait_copies<STAGES - 1>();
+  sync_computing();
   int stage = 0;
 #pragma unroll 1
   for (; first < end; first += step) {
@@ -352,23 +417,19 @@ __cluster_dims__(CLUSTER, 1, 1)
     __syncwarp();
     storage_t* const from = stages + stage * STAGE_ELEMENTS;
     if (first + KEYS > seen_from && first < seen_to) tile.take(q, from, first);
-    if (next < end) {
-      write_tile(from, first);
-      __syncwarp();
-    }
+    __syncwarp();
     copy_tile(stage);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
   tile.store(partials + threadIdx.x / 32 * (place.rows * PARTIAL), place.rows);
-  __syncthreads();
+  sync_computing();
   if (CLUSTER > 1) wait_cluster();  // there are no blocks to give to before they have started
-  give(place, partials, given);
-  __syncwarp();
-  arrive_cluster();
-  // The last tiles, which are still there: in front of the barrier it would wait until they are written.
-  const int tiles = (end - begin_of_warp + step - 1) / step;
-  for (int i = max(0, tiles - STAGES); i < tiles; ++i)
-    write_tile(stages + i % STAGES * STAGE_ELEMENTS, begin_of_warp + i * step);
-  wait_cluster();
+  give(place, partials, given, barrier);
+  if (own_rows <= 0) return;
+#if CLUSTER > 1
+  wait_given(barrier);
+#else
+  sync_computing();
+#endif
   write_results(a, place, given);
 }

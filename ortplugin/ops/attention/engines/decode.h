@@ -7,7 +7,8 @@ namespace ortplugin {
 
 struct DecodeConfig {
   int cluster;  // blocks that share the keys of a head of K and V
-  int warps;  // of a block
+  int warps;  // of a block, that compute
+  int writers;  // and that write what is present
   int stages;  // tiles of 16 keys of a warp that are in shared memory
   int min_blocks;  // of a multiprocessor
 };
