@@ -123,7 +123,8 @@ inline std::string BeforeWait(const std::string& source, const std::string& own 
   const std::string ptx = ortplugin::cuda::Compile(source, "compute_90", nullptr);
   const std::string entry = ".entry ", wait = "griddepcontrol.wait;", trigger = "griddepcontrol.launch_dependents;";
   const char* access =
-    "\\b(?:ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local|global\\.L2 )\\S*|\\bcp\\.async\\S*global\\S*|\\bret;|"
+    "\\b(?:ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local|global\\.L2 "
+    ")\\S*|\\bcp\\.async\\S*global\\S*|\\bret;|"
     "\\bexit;";
   for (size_t at = ptx.find(entry); at != std::string::npos; at = ptx.find(entry, at + 1)) {
     const size_t end = std::min(ptx.find(entry, at + 1), ptx.size()), waits = ptx.find(wait, at);
