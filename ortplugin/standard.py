@@ -138,8 +138,7 @@ def _take_norms_apart(model: ModelProto) -> bool:
       found = True
       del graph.node[:]
       for each in nodes:
-        parts = norm.parts(each)[:2] if (each.domain, each.op_type) == (DOMAIN, norm.NAME) else [each]
-        graph.node.extend(parts)
+        graph.node.extend(norm.in_order(each) if (each.domain, each.op_type) == (DOMAIN, norm.NAME) else [each])
   return found
 
 

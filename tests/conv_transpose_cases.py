@@ -81,9 +81,9 @@ def check(case, outputs, inputs=None, unit=0, split=False):
   """Compares a kernel's outputs with the reference, as `compare` does, with the slack SLOPE (UNITS u + sqrt(n) c) size.
 
   c is the unit roundoff of sums, u that of factors and value (`unit`, if that is larger), n the most terms of a sum and
-  `size` the sum of their sizes, or the largest value that the program makes of it. `split`: the value may have been stored in its dtype
-  before the program, where a library could not take that in, which adds a rounding of SLOPE times the largest of the
-  values.
+  `size` the sum of their sizes, or the largest value that the program makes of it. `split`: the value may have been
+  stored in its dtype before the program, where a library could not take that in, which adds a rounding of SLOPE times
+  the largest of the values.
   """
   arrays = case.inputs() if inputs is None else list(inputs)
   node, program = case.node(), case.program

@@ -23,6 +23,7 @@ from node_cases import (
 )
 from onnx import helper
 
+from ortplugin.ops import layer_norm
 from ortplugin.ops.matmul import OPERATOR, norm as matmul_norm
 from ortplugin.ops.matmul.reference import product
 from ortplugin.program import FLOATING, parse
@@ -260,6 +261,36 @@ class NormCase(Case):
       compare(f"{self.name}: {result.name}", got, wanted, exact, slack + 8 * step * np.abs(exact), unit)
 
 
+@dataclass(frozen=True)
+class FirstCase(NormCase):
+  """A norm of the factor A in front of a product, in one node."""
+
+  @property
+  def product(self):
+    count = len(self.program.parameters) + 1
+    return Case(self.name, self.text, self.shapes[:count], self.trans_b, attributes=self.attributes)
+
+  @property
+  def operands(self):
+    return self.norm_program.parameters[1:]
+
+  @property
+  def results(self):
+    return results_of(self.program)
+
+  def node(self):
+    node = super().node()
+    node.attribute.append(helper.make_attribute("norm_first", 1))
+    return node
+
+  def check(self, outputs, unit=None):
+    """Compares outputs with the reference. `unit`: as for `expect`; the factor is rounded once it is normalised."""
+    inputs, count = self.inputs(), len(self.product.shapes)
+    (a,) = layer_norm.reference(matmul_norm.parts(self.node())[1], [inputs[0], *inputs[count:]], rounded=False)
+    unit = max(unit or 0, 4 * UNIT_ROUNDOFF[self.program.parameters[0].dtype])
+    check_results(self.product, outputs, expect(self.product, [a, *inputs[1:count]], unit))
+
+
 LAYER_NORM = "(T x, T g, T h) => (T y) { n = LayerNormalization<epsilon=1e-5>(x) m = Mul(n, g) y = Add(m, h) }"
 RMS_NORM = "(T x, T g) => (T y) { n = RMSNormalization<epsilon=1e-5>(x) y = Mul(n, g) }"
 WIDE_NORM = (
@@ -303,6 +334,41 @@ def normed(name, norm, dtype, a, n, text=RESIDUAL_RELU, operands=None, **more):
   return NormCase(name, case.text, (*case.shapes, *shapes), norm=norm, **more)
 
 
+def first(name, norm, dtype, a, n, text=BIAS, operands=None, **more):
+  """A FirstCase: of the norm's operands each is of A's last length unless `operands` has another shape."""
+  case = (gated if "T v" in text else made)(name, text, dtype, a, n, **more)
+  names = [each.name for each in parse(typed(norm, dtype)).parameters[1:]]
+  shapes = [(operands or {}).get(each, a[-1:]) for each in names]
+  return FirstCase(
+    name, case.text, (*case.shapes, *shapes), norm=typed(norm, dtype), attributes=case.attributes, **more
+  )
+
+
+# Each thread's part in one step and in several, rows of one warp and of several, of one and of many rows.
+FIRST_GEOMETRIES = (((24,), 16), ((1, 40), 24), ((2, 1, 768), 96), ((4, 1024), 70), ((1, 4104), 33), ((3, 2060), 9),
+                    ((7, 32), 48), ((49, 13), 27), ((2, 0, 8), 16), ((2, 3, 0), 16))  # fmt: skip
+
+
+def _firsts():
+  cases = [
+    first(f"of A: {a}, {kind}, {dtype}", NORM_TEXTS[kind][0], dtype, a, n, text)
+    for a, n in FIRST_GEOMETRIES
+    for kind, text in (("layer norm", BIAS), ("RMS norm", GATES["SwiGLU"]), ("no operand", RESIDUAL_RELU))
+    for dtype in FLOATING
+  ]
+  cases += [
+    first(f"of A: {name}, {dtype}", NORM_TEXTS[kind][0], dtype, (2, 1, 64), 48, operands=operands)
+    for name, kind, operands in (
+      ("rows", "layer norm", {"g": (2, 1, 1)}), ("whole", "layer norm", {"h": (2, 1, 64)}),
+      ("one", "RMS norm", {"g": (1,)}), ("sum", "a sum before it", {"r": (2, 1, 64)}),
+      ("value", "the value behind it", {}),
+    )
+    for dtype in ("float16", "float")
+  ]  # fmt: skip
+  cases += [first(f"of A: in float, {dtype}", WIDE_NORM, dtype, (1, 64), 48, BARE) for dtype in ("float16", "bfloat16")]
+  return cases + [transposed(each) for each in cases]
+
+
 def _norms():
   cases = [
     normed(f"{name}, {kind}, {dtype}", NORM_TEXTS[kind][0], dtype, a, n, keeps=kind == "RMS norm")
@@ -330,7 +396,7 @@ def _norms():
 
 
 PRODUCTS = tuple(_cases())
-NORMS = tuple(_norms())
+NORMS = tuple(_norms() + _firsts())
 CASES = PRODUCTS + NORMS
 
 by_name = named(CASES)

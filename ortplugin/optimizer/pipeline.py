@@ -46,7 +46,7 @@ from ..passes.matmul.channel_products import CHANNEL_PRODUCTS
 from ..passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
 from ..passes.matmul.gated_products import GATED_PRODUCTS
 from ..passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ..passes.matmul.matmul_norm import MATMUL_NORM
+from ..passes.matmul.matmul_norm import MATMUL_NORM, NORM_MATMUL
 from ..passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
 from ..passes.matmul.matmul_views import MATMUL_VIEWS
 from ..passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
@@ -228,6 +228,7 @@ TABLE: tuple[Step, ...] = (
   Step(LONE_POINTWISE, QUIET_ROUND, "last of these: what found no neighbour"),
   Step(NORM_ORDER, QUIET_ROUND | GPU, "after all that looks for norms or views; before Transposes are hidden"),
   Step(GATED_PRODUCTS, QUIET_ROUND | GPU, "after all that looks for products alone"),
+  Step(NORM_MATMUL, QUIET_ROUND | GPU, "before a norm goes to the product in front of it: of few rows that gains less"),
   Step(MATMUL_NORM, QUIET_ROUND | GPU, "after all that looks for products or norms, orders of rows included"),
   Step(FUSE_TRANSPOSE, QUIET_ROUND | GPU, "last: it hides Transposes from all that look for them"),
 )

@@ -72,7 +72,7 @@ def test_equals_the_reference(case):
 @parametrize("algorithm", ["auto", "whole", "apart"])
 @parametrize("case", NORMS)
 def test_a_norm_equals_the_reference(case, algorithm):
-  case = replace(case, attributes={"algorithm": algorithm})
+  case = replace(case, attributes={**case.attributes, "algorithm": algorithm})
   case.check(run(make(case.model()), case), CHECKED_UNIT.get(case.program.parameters[0].dtype))
 
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ortplugin/ops/conv/engines/gemm.h"
+#include "ortplugin/ops/conv/engines/gemv.h"
 #include "tests/native/kernel_main.h"
 #include "tests/native/wgmma_cases.h"
 
@@ -65,6 +66,22 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
       variant + BeforeWait(source));
   };
   ForEachCase(Cases(), device, FitsGemm, check, 12);
+  const auto norm_of = [](const char* text) { return NormProgram::Parse(text); };
+  const NormProgram layer = norm_of(
+    "(float16 x, float16 g, float16 b) => (float16 y) { n = LayerNormalization(x) m = Mul(n, g) y = Add(m, b) }");
+  // With a norm of X, in one warp and in several, of up to eight steps.
+  for (const auto& [rows, channels] : {std::array{1, 24}, {1, 768}, {4, 1024}, {2, 2060}, {1, 8192}, {1, 16384}}) {
+    Contraction problem = Product(kHalf, rows, channels, 96);
+    problem.constant_weights = rows == 1;
+    const NormTail tail{&layer, {{1, 1, 1, channels}, {1, 1, 1, 1}}, false, true};
+    const auto kernel = MakeGemvNorm(Program::Parse(kIdentity), problem, tail, device);
+    CHECK(kernel.has_value() == (channels <= 8192));
+    if (!kernel) continue;
+    CHECK(kernel->arguments.size() == 6 && kernel->source.find("in[4];") != std::string::npos &&
+      kernel->source.find("out[1];") != std::string::npos);
+    const std::string variant = CheckCompiles(device, kernel->source, "gemv", problem, kernel->launch, "norm of X");
+    CHECK_WITH(rows == 1 || BeforeWait(kernel->source).empty(), variant + BeforeWait(kernel->source));
+  }
   if (!device.has_wgmma()) return;
 
   // Configurations of all sizes: they fit, and there is something to do ahead.
@@ -98,9 +115,6 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
     }
 
   // With a norm of the rows: of every size of a cluster, several operands, and where there is none.
-  const auto norm_of = [](const char* text) { return NormProgram::Parse(text); };
-  const NormProgram layer = norm_of(
-    "(float16 x, float16 g, float16 b) => (float16 y) { n = LayerNormalization(x) m = Mul(n, g) y = Add(m, b) }");
   const NormProgram rms = norm_of(
     "(float x, float g, float m) => (float y) { n = RMSNormalization(x) a = Mul(n, g) "
     "y = Add(a, m) }");

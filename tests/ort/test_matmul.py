@@ -13,7 +13,6 @@ from matmul_cases import (
   NORMS,
   PRODUCTS,
   RESIDUAL_RELU,
-  NormCase,
   by_name,
   check,
   expect,
@@ -63,7 +62,7 @@ def test_the_number_of_threads_changes_no_bit(dtype):
 
 @parametrize("case", NORMS)
 def test_a_norm_equals_the_reference(case):
-  assert_equals_reference(case, NormCase.check, inferred=not any(0 in shape for shape in case.shapes))
+  assert_equals_reference(case, type(case).check, inferred=not any(0 in shape for shape in case.shapes))
 
 
 @parametrize("case", [each for each in NORMS if each.program.parameters[0].dtype == "float"])
@@ -198,6 +197,12 @@ WRONG_NORMS = {
   ),
   "a gate": WrongNorm(
     "gated is 1", {**GIVEN, "program": "(float c, float v) => (float y) { y = Mul(c, v) }", "gated": 1}
+  ),
+  "a product kept behind its norm": WrongNorm("keeps_product is 1", {**GIVEN, "norm_first": 1, "keeps_product": 1}),
+  "a norm of another dtype": WrongNorm(
+    "in float16",
+    {**GIVEN, "norm_first": 1, "norm": "(float x) => (float16 y) { n = RMSNormalization(x) y = Cast<to=float16>(n) }"},
+    shapes=((2, 5, 6), (6, 8)),
   ),
   "a flag that is none": WrongNorm("keeps_product is 2", {**GIVEN, "keeps_product": 2}),
   "another algorithm": WrongNorm("'algorithm'", {**GIVEN, "algorithm": "own"}),

@@ -11,19 +11,32 @@ namespace {
 
 // Node: a ShapeContext or a NodeInfo.
 template <typename Node>
+bool ReadFlag(const Node& node, const char* name) {
+  const int64_t given = node.int_attribute(name, 0);
+  if (given != 0 && given != 1) Fail(name, " is ", given, "; it must be 0 or 1");
+  return given == 1;
+}
+
+template <typename Node>
 MatMulNormNode ReadNode(const Node& node) {
   const std::string text = ProgramText(node, 0, kMatMulInputs);
   std::string norm = node.string_attribute("norm");
   // Where ONNX Runtime gives float for float16, the product's values are float, too.
   if (text != node.string_attribute("program")) norm = WithFloatForHalf(norm);
-  MatMulNormNode read{MatMulNode::Read(node, text), NormProgram::Parse(norm), false, {}};
-  if (read.product.gated) Fail("gated is 1; it must be 0, as a product with a norm has no gate");
-  const int64_t keeps_product = node.int_attribute("keeps_product", 0);
-  if (keeps_product != 0 && keeps_product != 1) Fail("keeps_product is ", keeps_product, "; it must be 0 or 1");
-  read.keeps_product = keeps_product == 1;
+  MatMulNormNode read{MatMulNode::Read(node, text), NormProgram::Parse(norm), ReadFlag(node, "norm_first"),
+    ReadFlag(node, "keeps_product"), {}};
+  if (read.product.gated && !read.norm_first) Fail("gated is 1; it must be 0, as a norm of a product has no gate");
   read.algorithm = static_cast<MatMulNormNode::Algorithm>(
     Choose("algorithm", node.string_attribute("algorithm", "auto"), {"auto", "whole", "apart"}));
   const std::vector<ValueId>&parameters = read.norm.program.parameters(), &results = read.product.program->results();
+  if (read.norm_first) {
+    const std::vector<ValueId>& normalized = read.norm.program.results();
+    const DType wanted = ValueType(*read.product.program), dtype = read.norm.program.value(normalized[0]).dtype;
+    if (read.keeps_product || normalized.size() != 1 || dtype != wanted)
+      Fail("with norm_first=1 the norm has ", normalized.size(), " results, the first in ", NameOf(dtype),
+        ", and keeps_product is ", read.keeps_product, "; it must have one, in ", NameOf(wanted), ", and 0");
+    return read;
+  }
   if (parameters.size() < results.size())
     Fail("the product's program has ", results.size(), " results, more than the norm's has parameters, ",
       parameters.size());
@@ -53,6 +66,15 @@ void Infer(ShapeContext& context) {
     inputs.push_back(context.input(i));
     if (inputs[i].type != ort::kUndefined) node.CheckInput(i, inputs[i].type);
   }
+  if (node.norm_first) {
+    std::vector<TensorType> read,
+      given(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(node.product.input_count()));
+    for (const size_t i : node.norm.prologue_operands.parameters)
+      read.push_back(inputs[i == 0 ? 0 : node.product.input_count() + i - 1]);
+    given[0] = Broadcast(read);
+    given = node.product.WithGate(std::move(given));
+    return SetOutputs(*node.product.program, 0, node.product.Infer(given[0], given[1]), &context);
+  }
   const TensorType value = node.product.Infer(inputs[0], inputs[1]);
   if (node.keeps_product) SetOutputs(*node.product.program, 0, value, &context);
   std::vector<TensorType> added;
@@ -74,6 +96,8 @@ class CpuMatMulNorm : public Kernel {
       shapes.push_back(inputs[i].shape);
     }
     const Program &product = *node_.product.program, &program = node_.norm.program;
+    const auto split = inputs.begin() + static_cast<std::ptrdiff_t>(node_.product.input_count());
+    if (node_.norm_first) return NormalizeFirst(run, shapes, inputs);
     const std::vector<Shape> norm_shapes = node_.NormShapes(shapes);
     const Shape& full = norm_shapes[0];
     const NormShape shape = FitShapes(node_.norm, norm_shapes);
@@ -90,7 +114,6 @@ class CpuMatMulNorm : public Kernel {
       }
       operands.push_back({values.back(), ToOrt(dtype), full});
     }
-    const auto split = inputs.begin() + static_cast<std::ptrdiff_t>(node_.product.input_count());
     product_.Run(run, {inputs.begin(), split}, values);
     operands.insert(operands.end(), split, inputs.end());
     std::vector<char*> outputs;
@@ -104,6 +127,24 @@ class CpuMatMulNorm : public Kernel {
   CpuMatMulNorm(const NodeInfo& info, MatMulNormNode node)
     : node_(std::move(node)), product_(info, node_.product), norm_(node_.norm) {}
 
+  void NormalizeFirst(Run& run, const std::vector<Shape>& shapes, std::vector<Tensor> inputs) const {
+    const Program& product = *node_.product.program;
+    const DType dtype = node_.norm.program.value(node_.norm.program.results()[0]).dtype;
+    const NormShape shape = FitShapes(node_.norm, node_.NormShapes(shapes));
+    const Shape full = node_.product.Fit(node_.ProductShapes(shapes)).full;
+    std::vector<void*> outputs;
+    for (const ValueId result : product.results())
+      outputs.push_back(run.output(outputs.size(), full, SizeOf(product.value(result).dtype)));
+    HostVector<char> normalized(static_cast<size_t>(ElementCount(shape.shape)) * SizeOf(dtype));
+    const auto split = inputs.begin() + static_cast<std::ptrdiff_t>(node_.product.input_count());
+    std::vector<Tensor> of_norm(split, inputs.end());
+    of_norm.insert(of_norm.begin(), inputs[0]);
+    norm_.Run(run, shape, of_norm, {normalized.data()});
+    inputs.resize(node_.product.input_count());
+    inputs[0] = {normalized.data(), ToOrt(dtype), shape.shape};
+    product_.Run(run, inputs, outputs);
+  }
+
   MatMulNormNode node_;
   HostMatMul product_;
   HostNorm norm_;
@@ -112,26 +153,32 @@ class CpuMatMulNorm : public Kernel {
 }  // namespace
 
 void MatMulNormNode::CheckInput(size_t input, ort::ElementType type) const {
-  if (input < product.input_count()) return ortplugin::CheckInput(*product.program, kMatMulInputs, input, type);
-  const Value& parameter = norm.program.value(norm.program.parameters()[input - product.input_count() + values()]);
+  if (input < product.input_count() && !(norm_first && input == 0))
+    return ortplugin::CheckInput(*product.program, kMatMulInputs, input, type);
+  const size_t number = input == 0 ? 0 : input - product.input_count() + values();
+  const Value& parameter = norm.program.value(norm.program.parameters()[number]);
   if (ToOrt(parameter.dtype) != type)
     Fail("input ", input, " is ", NameOfOrt(type), " but the norm's parameter '", parameter.name, "' is ",
       NameOf(parameter.dtype));
 }
 
 std::vector<Shape> MatMulNormNode::ProductShapes(const std::vector<Shape>& shapes) const {
-  return {shapes.begin(), shapes.begin() + static_cast<std::ptrdiff_t>(product.input_count())};
+  std::vector<Shape> found(shapes.begin(), shapes.begin() + static_cast<std::ptrdiff_t>(product.input_count()));
+  if (norm_first) found[0] = FitShapes(norm, NormShapes(shapes)).shape;
+  return found;
 }
 
 std::vector<Shape> MatMulNormNode::NormShapes(const std::vector<Shape>& shapes) const {
-  std::vector<Shape> found(values(), product.Result(shapes[0], shapes[1]));
+  std::vector<Shape> found(values(), norm_first ? shapes[0] : product.Result(shapes[0], shapes[1]));
   found.insert(found.end(), shapes.begin() + static_cast<std::ptrdiff_t>(product.input_count()), shapes.end());
   return found;
 }
 
 MatMulNormNode MatMulNormNode::Read(const NodeInfo& info, std::vector<TensorType>* inputs) {
   MatMulNormNode node = ReadNode(info);
-  const size_t outputs = node.norm.program.results().size() + (node.keeps_product ? node.values() : 0);
+  const size_t outputs = node.norm_first
+    ? node.product.program->results().size()
+    : node.norm.program.results().size() + (node.keeps_product ? node.values() : 0);
   if (info.input_count() != node.input_count() || info.output_count() != outputs)
     Fail("with its programs the node takes ", node.input_count(), " inputs and has ", outputs, " outputs, not ",
       info.input_count(), " and ", info.output_count());
@@ -141,7 +188,7 @@ MatMulNormNode MatMulNormNode::Read(const NodeInfo& info, std::vector<TensorType
     node.CheckInput(i, types[i].type);
   }
   node.product.ReadConstants(info);
-  node.product.Infer(types[0], types[1]);  // for what is known
+  if (!node.norm_first) node.product.Infer(types[0], types[1]);  // for what is known
   const std::optional<std::vector<Shape>> shapes = KnownShapes(types);
   // A rank that is not known looks like a scalar's, which an operand may be.
   if (shapes && !(*shapes)[0].empty() && !(*shapes)[1].empty()) {

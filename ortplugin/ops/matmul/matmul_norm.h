@@ -1,5 +1,5 @@
-// FusedMatMulNorm: a matrix product with its program, and a norm of the program's results. The specification is in
-// ortplugin/ops/matmul/norm.py.
+// FusedMatMulNorm: a matrix product with its program, and a norm of the program's results or of A. The specification is
+// in ortplugin/ops/matmul/norm.py.
 #pragma once
 
 #include <memory>
@@ -13,18 +13,21 @@ namespace ortplugin {
 
 extern const Operator kFusedMatMulNorm;
 
-// A node of a model. Its inputs are the product's, then the norm's without the product's results.
+// A node of a model. Its inputs are the product's, then the norm's without what it has from the product, or with what
+// is normalised in place of A.
 struct MatMulNormNode {
   MatMulNode product;
-  NormProgram norm;  // its first parameters are the product's results
+  NormProgram norm;  // its first parameters are the product's results, or its only result is A
+  bool norm_first;
   bool keeps_product;  // the product's results are outputs, too, the first ones
   enum class Algorithm { kAuto, kWhole, kApart } algorithm;  // of a GPU: one kernel, or two
 
-  size_t values() const { return product.program->results().size(); }
+  // Parameters of the norm that are no inputs behind the product's.
+  size_t values() const { return norm_first ? 1 : product.program->results().size(); }
   size_t input_count() const { return product.input_count() + norm.program.parameters().size() - values(); }
   // Throws Error where the input has another type than the programs say.
   void CheckInput(size_t input, ort::ElementType type) const;
-  // Of all inputs the product's shapes, and the norm's.
+  // Of all inputs the product's shapes, and the norm's. Throw Error where these contradict each other.
   std::vector<Shape> ProductShapes(const std::vector<Shape>& shapes) const;
   std::vector<Shape> NormShapes(const std::vector<Shape>& shapes) const;
 

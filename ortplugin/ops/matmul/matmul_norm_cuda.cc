@@ -1,5 +1,5 @@
-// FusedMatMulNorm on the GPU: one kernel in which clusters have whole rows (gemm_norm.cuh), or the product's and the
-// norm's.
+// FusedMatMulNorm on the GPU: one kernel in which clusters have whole rows (gemm_norm.cuh), matrix-vector products that
+// each normalise what they read (gemv.cu), or the product's and the norm's.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ortplugin/ops/conv/engines/gemm.h"
+#include "ortplugin/ops/conv/engines/gemv.h"
 #include "ortplugin/ops/matmul/matmul_norm.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 
@@ -17,6 +18,7 @@ namespace {
 struct Plan {
   Shape shape;  // of the norm's results
   std::optional<cuda::PackedKernel> whole;
+  std::optional<cuda::PackedKernel> gate;  // in front of it, of a product with a norm of A
   MatMulPlan product;  // else
   NormPlan norm;
   std::vector<size_t> offsets;  // of the product's results in scratch memory, where they are no outputs
@@ -49,12 +51,19 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
     size_t output = 0;
     for (size_t r = 0; node_.keeps_product && r < node_.values(); ++r)
       addresses->push_back(run.output(output++, node_.product.Result(shapes[0], shapes[1])));
+    if (node_.norm_first) {
+      const Shape of_product = plan != nullptr ? plan->shape : node_.product.Fit(node_.ProductShapes(shapes)).full;
+      for (size_t r = 0; r < node_.product.program->results().size(); ++r)
+        addresses->push_back(run.output(r, of_product));
+      return ElementCount(of_product) > 0;
+    }
     const Shape full = plan != nullptr ? plan->shape : FitShapes(node_.norm, node_.NormShapes(shapes)).shape;
     for (size_t r = 0; r < node_.norm.program.results().size(); ++r) addresses->push_back(run.output(output++, full));
     return ElementCount(full) > 0;
   }
 
   std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+    if (node_.norm_first) return MakeNormFirst(shapes, variant);
     auto plan = std::make_unique<Plan>();
     if (variant.unaligned.empty() && node_.algorithm != MatMulNormNode::Algorithm::kApart)
       plan->whole = MakeWhole(shapes, variant.session_allows_tf32);
@@ -80,6 +89,79 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
     }
     plan->scratch_bytes = plan->rest + std::max(plan->product.scratch_bytes, plan->norm.scratch_bytes);
     return plan;
+  }
+
+  std::unique_ptr<Plan> MakeNormFirst(const std::vector<Shape>& shapes, const PlanVariant& variant) const {
+    auto plan = std::make_unique<Plan>();
+    const size_t inputs = node_.product.input_count();
+    const std::vector<Shape> of_product = node_.ProductShapes(shapes);
+    const MatMulProblem problem = node_.product.Fit(of_product, variant.session_allows_tf32);
+    const size_t value_bytes = SizeOf(problem.contraction.dtype());
+    plan->shape = problem.full;
+    if (variant.unaligned.empty() && node_.algorithm != MatMulNormNode::Algorithm::kApart && !problem.is_apart)
+      plan->whole = MakeGemv(*node_.product.program, problem.contraction, shapes);
+    if (plan->whole && node_.product.gated) {
+      const Contraction gate = WithoutProgram(problem.contraction);
+      plan->gate = MakeGemv(*gate.program, gate, shapes);
+      plan->scratch_bytes = ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * value_bytes);
+    }
+    if (node_.product.gated && !plan->gate) plan->whole.reset();
+    if (plan->whole) return plan;
+    PlanVariant for_product{{}, variant.session_allows_tf32};
+    bool aligned = true;  // of what the norm touches
+    for (const size_t tensor : variant.unaligned) {
+      const bool is_of_norm = tensor == 0 || (tensor >= inputs && tensor < input_count());
+      if (!is_of_norm) for_product.unaligned.push_back(tensor < inputs ? tensor : tensor - input_count() + inputs);
+      aligned = aligned && !is_of_norm;
+    }
+    plan->product = PlanMatMul(node_.product, planner_, device(), of_product, for_product);
+    plan->rest = ScratchBytes(static_cast<size_t>(ElementCount(of_product[0])) * value_bytes);
+    if (plan->rest > 0) plan->norm = PlanNorm(node_.norm, node_.NormShapes(shapes), aligned, device());
+    plan->scratch_bytes = plan->rest + std::max(plan->product.scratch_bytes, plan->norm.scratch_bytes);
+    return plan;
+  }
+
+  // A matrix-vector product with the norm in front of it, where the product alone would be one.
+  std::optional<cuda::PackedKernel> MakeGemv(
+    const Program& program, const Contraction& problem, const std::vector<Shape>& shapes) const {
+    const NormProgram& norm = node_.norm;
+    if (norm.prologue_operands.parameters != std::vector<size_t>{0} || norm.axis != -1 || !norm.axes.empty() ||
+      norm.groups > 0 || norm.program.value(norm.program.parameters()[0]).dtype != problem.dtype())
+      return std::nullopt;
+    const std::vector<size_t>& behind = norm.epilogue_operands.parameters;
+    if (std::find(behind.begin(), behind.end(), 0) != behind.end()) return std::nullopt;
+    NormTail tail{&norm, {}, false, true};
+    for (size_t i = node_.product.input_count(); i < shapes.size(); ++i) {
+      const int64_t width = shapes[i].empty() ? 1 : shapes[i].back();
+      if (ElementCount(shapes[i]) != width) return std::nullopt;  // it differs from row to row
+      tail.operands.push_back({1, 1, 1, width});
+    }
+    const std::optional<EngineKernel> alone = FindEngineKernel(program, problem, device(), true);
+    const bool is_gemv = alone && std::string_view(alone->entry) == "gemv";
+    if (!is_gemv && node_.algorithm == MatMulNormNode::Algorithm::kAuto) return std::nullopt;
+    const std::optional<EngineKernel> made = MakeGemvNorm(program, problem, tail, device());
+    if (!made) return std::nullopt;
+    return made->Load(device());
+  }
+
+  void LaunchNormFirst(
+    const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
+    const size_t inputs = node_.product.input_count();
+    const auto at = [&](size_t index) { return addresses.begin() + static_cast<std::ptrdiff_t>(index); };
+    std::vector<void*> all = addresses;
+    if (plan.gate) {
+      std::vector<void*> of_gate{all[0], all[kMatMulInputs]};
+      of_gate.insert(of_gate.end(), at(inputs), at(input_count()));
+      of_gate.push_back(all[kMatMulInputs] = scratch);
+      plan.gate->Launch(device(), stream, of_gate.data(), of_gate.size());
+    }
+    if (plan.whole) return plan.whole->Launch(device(), stream, all.data(), all.size());
+    std::vector<void*> of_norm(at(inputs), at(input_count())), of_product(addresses.begin(), at(inputs));
+    of_norm.insert(of_norm.begin(), addresses[0]);
+    of_norm.push_back(of_product[0] = scratch);
+    of_product.insert(of_product.end(), at(input_count()), addresses.end());
+    if (plan.rest > 0) plan.norm.Run(device(), stream, of_norm, scratch + plan.rest);
+    plan.product.Run(device(), stream, of_product, scratch + plan.rest);
   }
 
   std::optional<cuda::PackedKernel> MakeWhole(const std::vector<Shape>& shapes, bool session_allows_tf32) const {
@@ -112,6 +194,7 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
 
   void Launch(
     const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const override {
+    if (node_.norm_first) return LaunchNormFirst(plan, stream, addresses, scratch);
     const size_t inputs = node_.product.input_count();
     const auto at = [&](size_t index) { return addresses.begin() + static_cast<std::ptrdiff_t>(index); };
     std::vector<void*> values;

@@ -1,6 +1,7 @@
 #include "ortplugin/ops/conv/engines/engine.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <numeric>
 #include <sstream>
 
@@ -145,15 +146,17 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
   if (problem.gated) stages[0].given.emplace_back("gate", program.parameters()[1]);
   if (tail != nullptr) {
     const NormProgram& norm = *tail->norm;
-    const size_t first = program.results().size();
+    const size_t first = tail->of_input ? 1 : program.results().size();
+    Shape of_norm = full;
+    if (tail->of_input) of_norm.back() = problem.channels;
     stages.push_back({"Norm", norm.program, norm.epilogue, {{"s", norm.summed}, {"n", norm.normalized}}, first,
-      Operands(norm.program, first, tail->operands, full), 1 + values + problem.operands.size(), is_of_tf32});
+      Operands(norm.program, first, tail->operands, of_norm), 1 + values + problem.operands.size(), is_of_tf32});
   }
   size_t inputs = 1 + values, outputs = 0;
   bool of_image = false;
   for (const Stage& stage : stages) {
     inputs += stage.operands.size();
-    outputs += stage.program.results().size();
+    if (stage.name.empty() || !tail->of_input) outputs += stage.program.results().size();
     of_image = of_image || std::any_of(stage.operands.begin(), stage.operands.end(), [](const Operand& operand) {
       return operand.strides[0] != 0 && !operand.is_of_pixel();
     });
@@ -189,9 +192,15 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
   return text.str();
 }
 
+std::string NormConstants(const NormProgram& norm) {
+  char epsilon[64];
+  std::snprintf(epsilon, sizeof epsilon, "%a", norm.epsilon);
+  return "#define IS_RMS " + std::to_string(norm.is_rms) + "\n#define EPSILON " + epsilon + "\n";
+}
+
 std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem, const NormTail* tail) {
   size_t addresses = problem.operands.size() + 2 + problem.gated + program.results().size();
-  if (tail != nullptr) addresses += tail->operands.size() + tail->norm->program.results().size();
+  if (tail != nullptr) addresses += tail->operands.size() + (tail->of_input ? 0 : tail->norm->program.results().size());
   std::vector<uint64_t> arguments(addresses, 0);
   arguments.push_back(static_cast<uint64_t>(problem.batch));
   return arguments;

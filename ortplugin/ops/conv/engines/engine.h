@@ -65,6 +65,7 @@ struct NormTail {
   const NormProgram* norm;
   std::vector<Shape> operands;  // of its other parameters, as the problem's
   bool stores_values;  // whether the program's results are written, too
+  bool of_input = false;  // or a norm of X, whose only result is what is multiplied
 };
 
 // CUDA C++ in front of an engine's kernel: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), CONSTANT_WEIGHTS,
@@ -79,6 +80,9 @@ struct NormTail {
 // N channels from m on, a multiple of N, are read and written at once; N must divide M. Also storage_t, X's type. For
 // the epilogue of a norm the same stands with `Norm` before the names; its `apply` has s and n in place of the value.
 std::string ConvPreamble(const Program& program, const Contraction& problem, const NormTail* tail = nullptr);
+
+// IS_RMS and EPSILON.
+std::string NormConstants(const NormProgram& norm);
 
 // Room for the addresses, then `batch`.
 std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem, const NormTail* tail = nullptr);

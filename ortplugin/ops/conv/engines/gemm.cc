@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <limits>
 #include <sstream>
 
@@ -309,12 +308,8 @@ std::string GemmSource(
        << kClusterSource << "\n"
        << kGemmEpilogueSource << "\n";
   if (tail != nullptr) {
-    char epsilon[64];
-    std::snprintf(epsilon, sizeof epsilon, "%a", tail->norm->epsilon);
     text << "#define TILE_ROWS " << config.tile_m() << "\n"
-         << "#define IS_RMS " << tail->norm->is_rms << "\n"
-         << "#define EPSILON " << epsilon << "\n"
-         << "#define STORES_VALUES " << tail->stores_values << "\n"
+         << NormConstants(*tail->norm) << "#define STORES_VALUES " << tail->stores_values << "\n"
          << kGemmNormSource;
   }
   text << kGemmSource;

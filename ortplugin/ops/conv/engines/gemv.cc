@@ -53,19 +53,32 @@ GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, con
   return best;
 }
 
-std::string GemvSource(const Program& program, const Contraction& problem, const GemvConfig& config) {
+std::string GemvSource(
+  const Program& program, const Contraction& problem, const GemvConfig& config, const NormTail* norm) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define VECTOR " << config.vector << "\n"
+  text << ConvPreamble(program, problem, norm) << "#define VECTOR " << config.vector << "\n"
        << "#define LANES " << config.lanes << "\n"
        << "#define ROWS " << config.rows << "\n"
-       << "#define THREADS " << config.threads << "\n\n"
-       << kGemvSource;
+       << "#define THREADS " << config.threads << "\n"
+       << "#define HAS_NORM " << (norm != nullptr) << "\n";
+  if (norm != nullptr) text << NormConstants(*norm->norm);
+  text << kGemvSource;
   return text.str();
 }
 
 cuda::LaunchShape GemvLaunch(const Contraction& problem, const GemvConfig& config) {
   const int64_t threads = problem.filters * DivideUp(problem.batch, config.rows) * config.lanes;
   return {static_cast<unsigned>(DivideUp(threads, config.threads)), static_cast<unsigned>(config.threads)};
+}
+
+std::optional<EngineKernel> MakeGemvNorm(
+  const Program& program, const Contraction& problem, const NormTail& norm, const cuda::DeviceFacts& device) {
+  constexpr int64_t kMostSteps = 8;  // of a thread
+  if (!FitsGemv(program, problem, device)) return {};
+  const GemvConfig config = ConfigureGemv(program, problem, device);
+  if (DivideUp(problem.channels, int64_t{config.lanes} * config.vector) * config.rows > kMostSteps) return {};
+  return EngineKernel{GemvSource(program, problem, config, &norm), "gemv", GemvLaunch(problem, config),
+    ConvArguments(program, problem, &norm)};
 }
 
 EngineKernel MakeGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {

@@ -1,9 +1,12 @@
-// y[n, m] = program(sum over c of w[m, c] x[n, c])
+// y[n, m] = program(sum over c of w[m, c] x[n, c])             or of w[m, c] norm(x[n])[c]
 //
 // Before this text comes what engine.h says.
 //
 // LANES threads side by side share a row of the weights and ROWS rows of x. Each sums its part; then those of a warp
 // exchange sums until each of ROWS threads has a whole one, and the first of several warps adds up theirs.
+//
+// A norm (HAS_NORM) is computed by all who read the row: that takes less than a kernel in front of this one, which each
+// of a chain's kernels waits for.
 
 #define STEP (LANES * VECTOR)
 #define STEPS ((CHANNELS + STEP - 1) / STEP)
@@ -11,6 +14,66 @@
 #define X_AHEAD (AHEAD < 16 / ROWS ? AHEAD : 16 / ROWS)  // steps whose rows of x are
 #define WARPS_OF_ROW ((LANES + 31) / 32)
 #define THREADS_OF_ROW (LANES / WARPS_OF_ROW / ROWS)  // of a warp
+
+#if HAS_NORM
+// Each thread of a row gets the sum over all of them. `slots`: of this call.
+DEVICE void sum_of_row(float (&x)[ROWS], float (&slots)[THREADS / 32][ROWS]) {
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+    for (int bit = LANES / WARPS_OF_ROW / 2; bit > 0; bit /= 2) x[r] += __shfl_xor_sync(0xffffffffu, x[r], bit);
+  if (WARPS_OF_ROW == 1) return;
+  const int first = threadIdx.x / LANES * WARPS_OF_ROW;
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32][r] = x[r];
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    x[r] = 0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS_OF_ROW; ++warp) x[r] += slots[first + warp][r];
+  }
+}
+
+// The products of the thread's part of the rows, once they are normalised, with its weights.
+DEVICE void add_normalized(const Arguments& a, const storage_t* x, int first, int lane,
+  const Vector<storage_t, VECTOR> (&weights)[STEPS], float (&sums)[ROWS]) {
+  __shared__ float slots[2][THREADS / 32][ROWS];
+  Vector<storage_t, VECTOR> rows[STEPS][ROWS];
+  NormTileOperands<VECTOR> tile[STEPS];
+  NormPixelOperands<VECTOR> pixel[STEPS][ROWS];  // of one row operands of its shape
+  float s[STEPS][ROWS][VECTOR], mean[ROWS] = {}, squares[ROWS] = {};
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    const int c = i * STEP + lane * VECTOR;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const bool exists = c < CHANNELS && first + r < (int)a.batch;
+      const int offset = (first + r) * CHANNELS + c;
+      load_if(exists, rows[i][r], x + offset);
+      if (exists) pixel[i][r].load(a, first + r, 0, 0, c, offset);
+    }
+    if (c < CHANNELS) tile[i].load(a, 0, c);
+  }
+#define EACH_ELEMENT \
+  _Pragma("unroll") for (int i = 0; i < STEPS; ++i) if (i * STEP + lane * VECTOR < CHANNELS) \
+    _Pragma("unroll") for (int r = 0; r < ROWS; ++r) _Pragma("unroll") for (int j = 0; j < VECTOR; ++j)
+  EACH_ELEMENT mean[r] += s[i][r][j] = prologue(to_compute(rows[i][r][j]));
+  if (!IS_RMS) sum_of_row(mean, slots[0]);
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) mean[r] = IS_RMS ? 0 : mean[r] * (1.0f / CHANNELS);
+  EACH_ELEMENT squares[r] = fma(s[i][r][j] - mean[r], s[i][r][j] - mean[r], squares[r]);
+  sum_of_row(squares, slots[1]);
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) squares[r] = rsqrt(squares[r] * (1.0f / CHANNELS) + (float)EPSILON);
+  EACH_ELEMENT {
+    NormResults<VECTOR> normalized;
+    apply(tile[i], pixel[i][r], j, s[i][r][j], (s[i][r][j] - mean[r]) * squares[r], normalized);
+    sums[r] += to_compute(normalized.r0[j]) * to_compute(weights[i][j]);
+  }
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
   const int batch = (int)a.batch, lane = threadIdx.x % LANES;
@@ -42,6 +105,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
   float sums[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) sums[r] = 0.0f;
+#if HAS_NORM
+  add_normalized(a, x, first, lane, weights, sums);
+#else
   for (int step = 0; step < STEPS; step += AHEAD) {
     if (step > 0) load_weights(step);
 #pragma unroll
@@ -63,6 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
             if (i + k < AHEAD) sums[r] += to_compute(rows[k][r][j]) * to_compute(weights[i + k][j]);
     }
   }
+#endif
 
   // Half of the threads keep the lower half of the rows, the others the upper one.
 #pragma unroll

@@ -3,7 +3,13 @@ from matmul_helpers import assert_stays, weighted
 from onnx_models import all_attributes, nodes_of, op_types, parametrize
 from pass_helpers import run_pass, same_outputs
 
-from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, MATMUL_EPILOGUE, MATMUL_NORM, MATMUL_TO_FUSED
+from ortplugin.optimizer.pipeline import (
+  FUSE_LAYER_NORM,
+  MATMUL_EPILOGUE,
+  MATMUL_NORM,
+  MATMUL_TO_FUSED,
+  NORM_MATMUL,
+)
 from ortplugin.standard import standard_on_cpu
 
 BEFORE = (FUSE_LAYER_NORM, MATMUL_TO_FUSED, MATMUL_EPILOGUE)
@@ -30,6 +36,48 @@ def test_a_product_and_its_norm_are_one_node(nodes, y, keeps):
   same_outputs(original, optimized)
   apart = onnx.load_model_from_string(standard_on_cpu(optimized.SerializeToString()))
   assert op_types(apart)[:2] == ["FusedMatMul", "FusedLayerNorm"]
+
+
+FIRST = "n = LayerNormalization<axis=-1, epsilon=1e-5>(x, g, h)  {}  y = MatMul({}, w)"
+
+
+def first(nodes, shape="1,2", y="f[M,16] y"):
+  return weighted(
+    f"(f[{shape},8] x) => ({y}) {{ {nodes} }}", {"w": (8, 16), "g": (8,), "h": (8,), "t": (2, 8)}, opset=17
+  )
+
+
+@parametrize("shape, view, a", [
+  ("1,2", "", "n"), ("4", "", "n"), ("1,4", "d = Constant<value_ints=[4, 8]>()  a = Reshape(n, d)", "a")
+])  # fmt: skip
+def test_a_norm_of_few_rows_and_their_product_are_one_node(shape, view, a):
+  original = first(FIRST.format(view, a), shape, "f[1,2,16] y" if shape == "1,2" else "f[4,16] y")
+  before, _ = run_pass(original, *BEFORE)
+  optimized, _ = run_pass(before, NORM_MATMUL)
+  (node,) = nodes_of(optimized, "FusedMatMulNorm")
+  assert all_attributes(node)["norm_first"] == 1
+  assert not {"FusedMatMul", "FusedLayerNorm"} & set(op_types(optimized))
+  same_outputs(original, optimized)
+  apart = onnx.load_model_from_string(standard_on_cpu(optimized.SerializeToString()))
+  assert op_types(apart)[-2:] == ["FusedLayerNorm", "FusedMatMul"]
+
+
+@parametrize("nodes, reason", [
+  (FIRST.format("", "n") + "  z = Relu(n)", "is also used"),
+  (FIRST.format("", "n").replace("axis=-1", "axis=-2").replace("g, h", "t"), "not over the last axis"),
+  (FIRST.format("", "n").replace("g, h", "t, h"), "no vector of 8"),
+])  # fmt: skip
+def test_the_norm_of_few_rows_stays(nodes, reason):
+  outputs = "f[1,2,16] y, f[1,2,8] z" if "z =" in nodes else "f[1,2,16] y"
+  made = first(nodes, "1,2", outputs)
+  before, _ = run_pass(made, *BEFORE)
+  assert_stays(before, NORM_MATMUL, reason)
+
+
+def test_a_norm_of_many_rows_goes_to_no_product():
+  for shape in ("5,1", "N,1"):
+    before, _ = run_pass(first(FIRST.format("", "n"), shape, "f[N,1,16] y"), *BEFORE)
+    run_pass(before, NORM_MATMUL, changes=0)
 
 
 @parametrize("nodes, width, reason", [
