@@ -244,13 +244,13 @@ def speed(row):
 
 
 def table(record):
-  """Both tables of the record, in Markdown; of the sweep the ends."""
+  """Both tables of the record, in Markdown; of long ones the ends."""
   lines = []
   for name in dict.fromkeys(case.table for case in CASES):
     rows = [row for row in record["rows"] if row["table"] == name]
     if not rows:
       continue
-    rows, line = (rows, "") if name == "networks" else timing.ends(rows, speed)
+    rows, line = timing.ends(rows, speed)
     lines += [line, ""] if line else []
     lines += [
       "| attention | " + " | ".join(COLUMNS.values()) + " | TFLOP/s | times the fastest of PyTorch's |",

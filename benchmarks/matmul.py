@@ -257,14 +257,14 @@ def speed(row):
 
 
 def table(record):
-  """Both tables of the record, in Markdown; of the sweep the ends."""
+  """Both tables of the record, in Markdown; of long ones the ends."""
   lines = []
   for name in ("networks", "sweep"):
     rows = [row for row in record["rows"] if row["table"] == name]
     columns = [each for each in COLUMNS if any(each in row["microseconds"] for row in rows)]
     if not rows:
       continue
-    rows, line = (rows, "") if name == "networks" else timing.ends(rows, speed)
+    rows, line = timing.ends(rows, speed)
     titles = [*(COLUMNS[each] for each in columns), "TFLOP/s", "times the fastest of PyTorch's"]
     lines += [line, ""] if line else []
     lines += ["| M x K x N, what follows | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
