@@ -23,7 +23,7 @@ _ORDER = """
     matmul-epilogue channel-products split-products early-transpose norm-prologue fuse-conv-grad any-to-sum slow-sums
     fuse-sum-to
     pointwise-views fuse-pointwise lone-pointwise norm-order
-    gated-products matmul-norm fuse-transpose
+    gated-products norm-matmul matmul-norm fuse-transpose
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
@@ -38,7 +38,7 @@ _QUIET_ROUND = """
     lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad row-order matmul-to-fused
     matmul-to-tf32
     early-transpose norm-prologue slow-sums fuse-sum-to pointwise-views fuse-pointwise lone-pointwise norm-order
-    gated-products matmul-norm fuse-transpose
+    gated-products norm-matmul matmul-norm fuse-transpose
 """
 QUIET_ROUND = _QUIET_ROUND.split()
 
@@ -105,7 +105,7 @@ def test_the_layout_is_that_of_one_pass():
   changed = {a.name for a, b in zip(always, PIPELINE, strict=True) if a != b}
   assert changed == {"channels-last", "col2im-to-gather", "fuse-group-norm", "merge-depthwise"}
   on_gpu_alone = {each for each in ORDER if each.endswith("-to-tf32")}
-  on_gpu_alone |= {"fuse-lstm", "fuse-transpose", "gated-products", "matmul-norm", "norm-order", "paired-columns"}
+  on_gpu_alone |= {"fuse-lstm", "fuse-transpose", "gated-products", "matmul-norm", "norm-matmul", "norm-order", "paired-columns"}
   on_gpu_alone |= {"slow-sums"}
   assert {*ORDER} - {*names(select_passes())} == on_gpu_alone
   assert {*names(select_passes(only=on_gpu_alone))} == on_gpu_alone

@@ -15,6 +15,16 @@
 #define WARPS_OF_ROW ((LANES + 31) / 32)
 #define THREADS_OF_ROW (LANES / WARPS_OF_ROW / ROWS)  // of a warp
 
+// AHEAD steps of the thread's part of a row of weights.
+DEVICE void load_weights(
+  Vector<storage_t, VECTOR> (&weights)[AHEAD], const storage_t* w, int step, int lane, bool exists) {
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) {
+    const int c = (step + i) * STEP + lane * VECTOR;
+    load_if(c < CHANNELS && exists, weights[i], w + c);
+  }
+}
+
 #if HAS_NORM
 // Each thread of a row gets the sum over all of them. `slots`: of this call.
 DEVICE void sum_of_row(float (&x)[ROWS], float (&slots)[THREADS / 32][ROWS]) {
@@ -37,7 +47,7 @@ DEVICE void sum_of_row(float (&x)[ROWS], float (&slots)[THREADS / 32][ROWS]) {
 }
 
 // The products of the thread's part of the rows, once they are normalised, with its weights.
-DEVICE void add_normalized(const Arguments& a, const storage_t* x, int first, int lane,
+DEVICE void add_products(const Arguments& a, const storage_t* x, const storage_t*, int first, int lane,
   const Vector<storage_t, VECTOR> (&weights)[STEPS], float (&sums)[ROWS]) {
   __shared__ float slots[2][THREADS / 32][ROWS];
   Vector<storage_t, VECTOR> rows[STEPS][ROWS];
@@ -73,43 +83,13 @@ DEVICE void add_normalized(const Arguments& a, const storage_t* x, int first, in
     sums[r] += to_compute(normalized.r0[j]) * to_compute(weights[i][j]);
   }
 }
-#endif
-
-extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
-  const int batch = (int)a.batch, lane = threadIdx.x % LANES;
-  const int number = (blockIdx.x * THREADS + threadIdx.x) / LANES;
-  const int m = number % FILTERS, first = number / FILTERS * ROWS;
-  const storage_t* const w = (const storage_t*)a.in[1] + m * CHANNELS;
-  const storage_t* const x = (const storage_t*)a.in[0];
-  Vector<storage_t, VECTOR> weights[AHEAD];
-  const auto load_weights = [&](int step) {
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
-      const int c = (step + i) * STEP + lane * VECTOR;
-      load_if(c < CHANNELS && first < batch, weights[i], w + c);
-    }
-  };
-  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
-  load_weights(0);
-  if (CONSTANT_WEIGHTS) grid_dependency_wait();
-  // The thread that ends with a sum reads what it meets now: behind the sums its latency would follow theirs.
-  const int n = first + lane / THREADS_OF_ROW;
-  const bool writes = lane < LANES / WARPS_OF_ROW && lane % THREADS_OF_ROW == 0 && n < batch;
-  TileOperands<1> shared_operands;
-  PixelOperands<1> operands;
-  if (writes) {
-    shared_operands.load(a, n, m);
-    operands.load(a, n, 0, 0, m, n * FILTERS + m);
-  }
-
-  float sums[ROWS];
-#pragma unroll
-  for (int r = 0; r < ROWS; ++r) sums[r] = 0.0f;
-#if HAS_NORM
-  add_normalized(a, x, first, lane, weights, sums);
 #else
+// The products of the thread's part of the rows of x with its weights, of which the first steps are there.
+DEVICE void add_products(const Arguments& a, const storage_t* x, const storage_t* w, int first, int lane,
+  Vector<storage_t, VECTOR> (&weights)[AHEAD], float (&sums)[ROWS]) {
+  const int batch = (int)a.batch;
   for (int step = 0; step < STEPS; step += AHEAD) {
-    if (step > 0) load_weights(step);
+    if (step > 0) load_weights(weights, w, step, lane, first < batch);
 #pragma unroll
     for (int i = 0; i < AHEAD; i += X_AHEAD) {
       Vector<storage_t, VECTOR> rows[X_AHEAD][ROWS];
@@ -129,7 +109,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
             if (i + k < AHEAD) sums[r] += to_compute(rows[k][r][j]) * to_compute(weights[i + k][j]);
     }
   }
+}
 #endif
+
+extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
+  const int batch = (int)a.batch, lane = threadIdx.x % LANES;
+  const int number = (blockIdx.x * THREADS + threadIdx.x) / LANES;
+  const int m = number % FILTERS, first = number / FILTERS * ROWS;
+  const storage_t* const w = (const storage_t*)a.in[1] + m * CHANNELS;
+  const storage_t* const x = (const storage_t*)a.in[0];
+  Vector<storage_t, VECTOR> weights[AHEAD];
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
+  load_weights(weights, w, 0, lane, first < batch);
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
+  // The thread that ends with a sum reads what it meets now: behind the sums its latency would follow theirs.
+  const int n = first + lane / THREADS_OF_ROW;
+  const bool writes = lane < LANES / WARPS_OF_ROW && lane % THREADS_OF_ROW == 0 && n < batch;
+  TileOperands<1> shared_operands;
+  PixelOperands<1> operands;
+  if (writes) {
+    shared_operands.load(a, n, m);
+    operands.load(a, n, 0, 0, m, n * FILTERS + m);
+  }
+
+  float sums[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) sums[r] = 0.0f;
+  add_products(a, x, w, first, lane, weights, sums);
 
   // Half of the threads keep the lower half of the rows, the others the upper one.
 #pragma unroll
