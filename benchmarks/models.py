@@ -487,7 +487,9 @@ def headline(records):
       ours = times["ours"]
       lines.append(f"| {title} | {ort:.0f} | {torch:.0f} | {ours:.0f} | {ort / ours:.2f} | {torch / ours:.2f} |")
   where = records["models"]["environment"]
-  versions = f"{where['gpu']}, ONNX Runtime {where['onnxruntime']}, PyTorch {where['torch']}"
+  others = {group: records[group]["environment"]["gpu"] for group in HEADLINE}
+  gpus = [where["gpu"], *(f"({group}: {gpu})" for group, gpu in others.items() if gpu != where["gpu"])]
+  versions = f"{' '.join(gpus)}, ONNX Runtime {where['onnxruntime']}, PyTorch {where['torch']}"
   said = "float16 where no other is said; each under a CUDA graph, ORT in its faster layout"
   return "\n".join([*lines, "", f"Microseconds; {versions}; {said}. By `python benchmarks/models.py`."])
 
