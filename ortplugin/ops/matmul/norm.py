@@ -69,7 +69,7 @@ def parts(node: onnx.NodeProto) -> tuple[onnx.NodeProto, onnx.NodeProto, int]:
   attributes = [each for each in node.attribute if each.name not in OWN]
   if first:
     if keeps or len(norm.results) != 1 or norm.results[0].dtype != product.parameters[0].dtype:
-      raise ModelError(f"{where}: with norm_first the norm must have one result, of the product's dtype, and none is kept")
+      raise ModelError(f"{where}: with norm_first the norm must have one result, of the product's dtype; none is kept")
     name = f"{node.output[0]}/normalized"
     of_norm = [node.input[0], *node.input[inputs:]]
     second = helper.make_node(matmul.NAME, [name, *node.input[1:inputs]], node.output, node.name, domain=DOMAIN)
