@@ -73,10 +73,13 @@ install: | $(BIN)/python
 demo: install
 	$(BIN)/python models/demo.py
 
+# A sample's asserts are not rewritten, in which half of the time would go that collecting takes; what fails runs again,
+# to say what it saw.
 test: export ORTPLUGIN_SAMPLE = 1
+test: ASSERT = --assert=plain
 test-all: ALL_ARCHITECTURES = ON
 test test-all: install native
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadgroup
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadgroup $(ASSERT) || { $(BIN)/pytest --last-failed; exit 1; }
 
 # The parts of the library that need neither ONNX Runtime nor a GPU, in C++; every kernel, compiled for every GPU.
 ALL_ARCHITECTURES ?= OFF

@@ -60,12 +60,14 @@ def test_only_what_is_not_finite_is_left_open(first):
   assert problem(MODEL, first, e6=0.75) is not None
 
 
+@one_in(0)
 def test_what_is_finite_to_begin_with_stays_so():
   assert problem(MODEL, 0.0) is None
   assert problem(MODEL, 0.0, e5=np.nan) is not None
   assert problem(MODEL, 0.0, e5=0.75) is not None
 
 
+@one_in(0)
 def test_other_operators_have_nothing_open():
   assert problem(NORM, np.nan) is None
   assert problem(NORM, np.nan, e5=np.nan) is not None

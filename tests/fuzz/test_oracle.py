@@ -38,6 +38,7 @@ def test_trials_of_an_empty_value_and_a_scalar():
   assert all(each["y"].shape == (0,) and each["t"].shape == () for each in found)
 
 
+@one_in(0)
 def test_a_shape_that_values_decide():
   """Whether two numbers are equal in fp16 is rounding's to say, and few of the trials say that they are."""
   model = model_of("(float[2] x) => (float[n] y) { a = Sqrt(x) y = Unique<sorted=1>(a) }")
@@ -49,6 +50,7 @@ def test_a_shape_that_values_decide():
   assert Reference(case, far).problem(got) is not None
 
 
+@one_in(0)
 def test_a_float_that_rounding_decides():
   """Whether the root is less than a number 1.7 units in the last place away: few of the trials say that it is not."""
   text = """(float[1] x) => (y) <float[1] c = {1.0017}>
@@ -60,6 +62,7 @@ def test_a_float_that_rounding_decides():
   assert Reference(replace(case, model=narrow_model(case.model, "fp16", ())), far).problem(zero) is not None
 
 
+@one_in(0)
 def test_a_sum_that_is_zero_but_for_rounding():
   """The products cancel, but not when each is rounded to float32; AveragePool, which has no double, stands beside."""
   text = """(float[1,1,3] x) => (float[1] y, float[1,1,3] p) <float[1] c = {0.14590375}, int64[2] axes = {0,1}>

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import sample
+from onnx_models import one_in
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = ("tests/ort/test_sum_to.py", "tests/ort/test_scatter.py")  # one has the marker `one_in`
@@ -48,6 +49,7 @@ def test_writes(number):
 """
 
 
+@one_in(0)
 def test_a_group_of_tests_is_one_workers(tmp_path):
   """Whose fixture takes minutes. With pytest 9.2 every worker of pytest-xdist 3.8 makes it."""
   (tmp_path / "test_group.py").write_text(GROUP)
@@ -66,6 +68,7 @@ def collected(sampling):
   return {line for line in done.stdout.splitlines() if line.startswith(FILES)}, done.stdout
 
 
+@one_in(0)
 def test_pytest_runs_all_but_in_a_sample_and_counts_the_rest():
   (whole, silent), (part, told) = collected("0"), collected("1")
   assert part < whole
