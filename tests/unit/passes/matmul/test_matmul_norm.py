@@ -5,6 +5,7 @@ from pass_helpers import run_pass, same_outputs
 
 from ortplugin.optimizer.pipeline import (
   FUSE_LAYER_NORM,
+  GATED_PRODUCTS,
   MATMUL_EPILOGUE,
   MATMUL_NORM,
   MATMUL_TO_FUSED,
@@ -60,6 +61,22 @@ def test_a_norm_of_few_rows_and_their_product_are_one_node(shape, view, a):
   same_outputs(original, optimized)
   apart = onnx.load_model_from_string(standard_on_cpu(optimized.SerializeToString()))
   assert op_types(apart)[-2:] == ["FusedLayerNorm", "FusedMatMul"]
+
+
+def test_the_norm_of_a_gated_product_goes_with_it():
+  nodes = (
+    FIRST.format("", "n").replace("y = MatMul", "u = MatMul") + "  v = MatMul(n, w2)  k = Sigmoid(v)  m = Mul(v, k)"
+  )
+  original = weighted(
+    f"(f[1,2,8] x) => (f[1,2,16] y) {{ {nodes}  y = Mul(m, u) }}",
+    {"w": (8, 16), "w2": (8, 16), "g": (8,), "h": (8,)},
+    opset=17,
+  )
+  before, _ = run_pass(original, *BEFORE, GATED_PRODUCTS)
+  optimized, _ = run_pass(before, NORM_MATMUL)
+  (node,) = nodes_of(optimized, "FusedMatMulNorm")
+  assert all_attributes(node)["gated"] == 1
+  same_outputs(original, optimized)
 
 
 @parametrize("nodes, reason", [
