@@ -2,8 +2,8 @@
 // y[i, e] = sum over j of p[i, j] v[j, e] / l[i],  p[i, j] = exp(s[i, j] - m[i]),  m = max over j of s, l the sum of p
 //
 // With a cache (HAS_PAST), keys and values are the rows of past, then the new ones, and all of them are written to
-// present, by WRITERS warps of their own: stores of whole caches make the warp wait that issues them. What they read is
-// in L2 for those that compute.
+// present, by WRITERS warps of their own: stores of a whole cache would make those wait that compute. Both read past,
+// which is in L2 then.
 //
 // The text in front of this one is generated for the node at hand (table.cc, decode.cc): sizes, the configuration and
 // what there is as macros, Arguments; copy.cuh, cluster.cuh, mma.cuh, softmax.cuh and rows.cuh.
@@ -356,10 +356,6 @@ __cluster_dims__(CLUSTER, 1, 1)
   const int keys = (int)a.keys;
 #if HAS_PAST
   const int past = (int)a.past;
-#else
-  constexpr int past = 0;
-#endif
-#if HAS_PAST
   if (threadIdx.x >= THREADS) {
     grid_dependency_wait();
     const int first_of_warp = (place.block * WRITERS + (threadIdx.x - THREADS) / 32) * KEYS;
@@ -372,6 +368,8 @@ __cluster_dims__(CLUSTER, 1, 1)
     if (CLUSTER > 1) wait_cluster();
     return;
   }
+#else
+  constexpr int past = 0;
 #endif
   // What any of the queries sees; new keys are rotated for present, too.
   const Keys seen(a);
