@@ -14,7 +14,7 @@ namespace ortplugin {
 namespace {
 
 // The kernels for one combination of input shapes, ready to launch.
-struct Plan {
+struct AttentionPlan {
   struct Launch {
     cuda::PackedKernel kernel;
     std::vector<size_t> addresses;  // of the inputs and outputs, in their order
@@ -45,7 +45,7 @@ class CudaAttention : public Kernel {
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
     Variant variant{true, attributes_.follows_session() && run.allows_tf32()};
-    const Plan* plan = plans_.Find(shapes, variant);
+    const AttentionPlan* plan = plans_.Find(shapes, variant);
     const std::vector<Shape> outputs = plan != nullptr ? plan->outputs : FitAttention(attributes_, shapes).outputs;
     for (size_t i = 0; i < outputs.size(); ++i) addresses.push_back(run.output(i, outputs[i]));
     if (std::all_of(outputs.begin(), outputs.end(), [](const Shape& shape) { return ElementCount(shape) == 0; }))
@@ -58,7 +58,7 @@ class CudaAttention : public Kernel {
       plan = &Make(shapes, variant);
     }
     std::vector<const void*> own;
-    for (const Plan::Launch& launch : plan->launches) {
+    for (const AttentionPlan::Launch& launch : plan->launches) {
       own.clear();
       for (const size_t number : launch.addresses) own.push_back(addresses[number]);
       launch.kernel.Launch(device_, stream, own.data(), own.size());
@@ -68,10 +68,10 @@ class CudaAttention : public Kernel {
  private:
   using Variant = std::pair<bool, bool>;  // whether all tensors are aligned; whether the session allows TF32
 
-  const Plan& Make(const std::vector<Shape>& shapes, const Variant& variant) const {
+  const AttentionPlan& Make(const std::vector<Shape>& shapes, const Variant& variant) const {
     AttentionShape shape = FitAttention(attributes_, shapes);
     shape.problem.allow_tf32 = attributes_.allow_tf32.value_or(variant.second);
-    auto plan = std::make_unique<Plan>();
+    auto plan = std::make_unique<AttentionPlan>();
     plan->outputs = shape.outputs;
     for (AttentionLaunch& launch : PlanAttention(shape.problem, variant.first, device_))
       plan->launches.push_back({launch.kernel.Load(device_), std::move(launch.addresses)});
@@ -80,7 +80,7 @@ class CudaAttention : public Kernel {
 
   AttentionAttributes attributes_;
   const cuda::DeviceFacts& device_;
-  mutable PlanCache<Plan, Variant> plans_;
+  mutable PlanCache<AttentionPlan, Variant> plans_;
 };
 
 }  // namespace

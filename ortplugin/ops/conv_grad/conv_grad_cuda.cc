@@ -20,7 +20,7 @@ size_t Bytes(const Shape& shape, DType dtype) {
 }
 
 // Everything of one combination of input shapes.
-struct Plan {
+struct ConvGradPlan {
   GradShape shape;
   std::optional<SumPlan> sums;
   std::optional<PointwisePlan> pointwise;
@@ -33,7 +33,7 @@ struct Plan {
   size_t step_bytes = 0;
 };
 
-class CudaConvGrad : public PlannedKernel<Plan> {
+class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
  public:
   explicit CudaConvGrad(const NodeInfo& info)
     : PlannedKernel(info), node_(GradNode::Read(info)), planner_(info.name(), node_, device()) {
@@ -51,8 +51,8 @@ class CudaConvGrad : public PlannedKernel<Plan> {
       Fail("input ", i, " is ", NameOfOrt(type), " but the node's program says ", NameOf(wanted));
   }
 
-  bool AddOutputs(
-    Run& run, const std::vector<Shape>& shapes, const Plan* plan, std::vector<void*>* addresses) const override {
+  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const ConvGradPlan* plan,
+    std::vector<void*>* addresses) const override {
     const std::vector<Shape> results = OutputShapes(plan == nullptr ? FitGrad(node_, shapes) : plan->shape);
     for (size_t r = 0; r < results.size(); ++r) addresses->push_back(run.output(r, results[r]));
     return std::any_of(results.begin(), results.end(), [](const Shape& each) { return ElementCount(each) > 0; });
@@ -94,9 +94,9 @@ class CudaConvGrad : public PlannedKernel<Plan> {
     planner_.Prepare(shape, *shapes);
   }
 
-  std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+  std::unique_ptr<ConvGradPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
     const std::vector<size_t>& unaligned = variant.unaligned;
-    auto plan = std::make_unique<Plan>();
+    auto plan = std::make_unique<ConvGradPlan>();
     plan->shape = FitGrad(node_, shapes);
     const GradShape& shape = plan->shape;
     const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
@@ -130,7 +130,8 @@ class CudaConvGrad : public PlannedKernel<Plan> {
     return plan;
   }
 
-  void Launch(const Plan& plan, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const override {
+  void Launch(
+    const ConvGradPlan& plan, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const override {
     const size_t operands = node_.operands(), inputs = input_count();
     char* const z_memory = scratch;
     char* const step = scratch + plan.z_bytes;

@@ -55,7 +55,7 @@ struct Arguments {
   int32_t batch, inner;
 };
 
-struct Plan {
+struct LstmPlan {
   LstmConfig config;
   cuda::Function kernel;
 };
@@ -79,7 +79,7 @@ class CudaLstm : public Kernel {
     for (const void* tensor : {lstm.y, lstm.y_h, lstm.y_c}) addresses |= reinterpret_cast<uintptr_t>(tensor);
     const Variant variant{addresses % 16 == 0, attributes_.follows_session() && run.allows_tf32()};
     const cuda::Stream stream = run.stream();
-    const Plan* plan = plans_.Find({}, variant);
+    const LstmPlan* plan = plans_.Find({}, variant);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
       plan = &Make(variant);
@@ -98,19 +98,19 @@ class CudaLstm : public Kernel {
  private:
   using Variant = std::pair<bool, bool>;  // whether all tensors are aligned; whether the session allows TF32
 
-  const Plan& Make(const Variant& variant) const {
+  const LstmPlan& Make(const Variant& variant) const {
     LstmAttributes attributes = attributes_;
     if (attributes.follows_session()) attributes.allow_tf32 = variant.second;
     const LstmConfig config = ConfigureLstm(attributes, device_, variant.first && constant_weights_);
     const std::string source = LstmSource(attributes, config);
     return plans_.Keep(
-      {}, variant, std::make_unique<Plan>(Plan{config, cuda::Load(device_, source, "lstm", cuda::Warn)}));
+      {}, variant, std::make_unique<LstmPlan>(LstmPlan{config, cuda::Load(device_, source, "lstm", cuda::Warn)}));
   }
 
   LstmAttributes attributes_;
   const cuda::DeviceFacts& device_;
   bool constant_weights_;
-  mutable PlanCache<Plan, Variant> plans_;
+  mutable PlanCache<LstmPlan, Variant> plans_;
 };
 
 }  // namespace

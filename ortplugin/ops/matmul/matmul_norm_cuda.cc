@@ -15,7 +15,7 @@
 namespace ortplugin {
 namespace {
 
-struct Plan {
+struct MatMulNormPlan {
   Shape shape;  // of the norm's results
   std::optional<cuda::PackedKernel> whole;
   std::optional<cuda::PackedKernel> gate;  // in front of it, of a product with a norm of A
@@ -25,7 +25,7 @@ struct Plan {
   size_t rest = 0, scratch_bytes = 0;  // where the scratch memory of the two kernels begins
 };
 
-class CudaMatMulNorm : public PlannedKernel<Plan> {
+class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
  public:
   explicit CudaMatMulNorm(const NodeInfo& info) : CudaMatMulNorm(info, {}) {}
 
@@ -46,8 +46,8 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
   void CheckType(size_t input, ort::ElementType type) const override { node_.CheckInput(input, type); }
   bool follows_session() const override { return node_.product.follows_session(); }
 
-  bool AddOutputs(
-    Run& run, const std::vector<Shape>& shapes, const Plan* plan, std::vector<void*>* addresses) const override {
+  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const MatMulNormPlan* plan,
+    std::vector<void*>* addresses) const override {
     size_t output = 0;
     for (size_t r = 0; node_.keeps_product && r < node_.values(); ++r)
       addresses->push_back(run.output(output++, node_.product.Result(shapes[0], shapes[1])));
@@ -62,9 +62,9 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
     return ElementCount(full) > 0;
   }
 
-  std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+  std::unique_ptr<MatMulNormPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
     if (node_.norm_first) return MakeNormFirst(shapes, variant);
-    auto plan = std::make_unique<Plan>();
+    auto plan = std::make_unique<MatMulNormPlan>();
     if (variant.unaligned.empty() && node_.algorithm != MatMulNormNode::Algorithm::kApart)
       plan->whole = MakeWhole(shapes, variant.session_allows_tf32);
     const std::vector<Shape> norm_shapes = node_.NormShapes(shapes);
@@ -91,8 +91,8 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
     return plan;
   }
 
-  std::unique_ptr<Plan> MakeNormFirst(const std::vector<Shape>& shapes, const PlanVariant& variant) const {
-    auto plan = std::make_unique<Plan>();
+  std::unique_ptr<MatMulNormPlan> MakeNormFirst(const std::vector<Shape>& shapes, const PlanVariant& variant) const {
+    auto plan = std::make_unique<MatMulNormPlan>();
     const size_t inputs = node_.product.input_count();
     const std::vector<Shape> of_product = node_.ProductShapes(shapes);
     const MatMulProblem problem = node_.product.Fit(of_product, variant.session_allows_tf32);
@@ -145,7 +145,7 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
   }
 
   void LaunchNormFirst(
-    const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
+    const MatMulNormPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
     const size_t inputs = node_.product.input_count();
     const auto at = [&](size_t index) { return addresses.begin() + static_cast<std::ptrdiff_t>(index); };
     std::vector<void*> all = addresses;
@@ -192,8 +192,8 @@ class CudaMatMulNorm : public PlannedKernel<Plan> {
     return std::nullopt;
   }
 
-  void Launch(
-    const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const override {
+  void Launch(const MatMulNormPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses,
+    char* scratch) const override {
     if (node_.norm_first) return LaunchNormFirst(plan, stream, addresses, scratch);
     const size_t inputs = node_.product.input_count();
     const auto at = [&](size_t index) { return addresses.begin() + static_cast<std::ptrdiff_t>(index); };

@@ -295,7 +295,7 @@ void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda:
 
 namespace {
 
-struct Plan {
+struct NodePlan {
   Shape shape;
   PointwisePlan launch;
 };
@@ -327,7 +327,7 @@ class CudaPointwise : public Kernel {
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
     PointwiseShape fit;
-    const Plan* plan = plans_.Find(shapes, most_vector);
+    const NodePlan* plan = plans_.Find(shapes, most_vector);
     if (plan == nullptr) fit = FitPointwise(program_, shapes);
     const Shape& shape = plan != nullptr ? plan->shape : fit.shape;
     std::vector<void*> outputs;
@@ -347,8 +347,8 @@ class CudaPointwise : public Kernel {
   }
 
  private:
-  const Plan& Make(const std::vector<Shape>& shapes, const PointwiseShape& fit, int most_vector) const {
-    auto plan = std::make_unique<Plan>();
+  const NodePlan& Make(const std::vector<Shape>& shapes, const PointwiseShape& fit, int most_vector) const {
+    auto plan = std::make_unique<NodePlan>();
     plan->shape = fit.shape;
     plan->launch = PlanPointwise(program_, fit, device_, most_vector);
     return plans_.Keep(shapes, most_vector, std::move(plan));
@@ -356,7 +356,7 @@ class CudaPointwise : public Kernel {
 
   Program program_;
   const cuda::DeviceFacts& device_;
-  mutable PlanCache<Plan, int> plans_;
+  mutable PlanCache<NodePlan, int> plans_;
 };
 
 }  // namespace

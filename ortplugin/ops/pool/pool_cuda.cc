@@ -234,7 +234,7 @@ std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeConf
 namespace {
 
 // A kernel for one input shape, ready to launch.
-struct Plan {
+struct PoolPlan {
   Shape output;
   cuda::Function kernel;
   cuda::LaunchShape launch;
@@ -260,7 +260,7 @@ class CudaImages : public Kernel {
     const cuda::Stream stream = run.stream();
     // The output's address is known once its shape is. Almost always it is a multiple of 16.
     const int alignment = AlignmentOf(input.data, nullptr);
-    const Plan* plan = plans_.Find({input.shape}, {input.type, alignment});
+    const PoolPlan* plan = plans_.Find({input.shape}, {input.type, alignment});
     const Shape shape = plan != nullptr ? plan->output : OutputShape(input.shape);
     void* output = run.output(0, shape);
     if (ElementCount(shape) == 0) return;
@@ -300,10 +300,10 @@ class CudaImages : public Kernel {
   const cuda::DeviceFacts& device_;
 
  private:
-  const Plan& Make(const Shape& input, const Variant& variant) const {
+  const PoolPlan& Make(const Shape& input, const Variant& variant) const {
     const Made made = Prepare(input, *FromOrt(variant.type), variant.alignment);
     if (made.blocks >= kNarrow) Fail("the output takes ", made.blocks, " blocks, more than a launch has");
-    auto plan = std::make_unique<Plan>();
+    auto plan = std::make_unique<PoolPlan>();
     plan->output = OutputShape(input);
     plan->arguments = made.arguments;
     plan->kernel = cuda::Load(device_, made.source, KernelName(input), cuda::Warn);
@@ -312,7 +312,7 @@ class CudaImages : public Kernel {
   }
   virtual const char* KernelName(const Shape& input) const = 0;
 
-  mutable PlanCache<Plan, Variant> plans_;
+  mutable PlanCache<PoolPlan, Variant> plans_;
 };
 
 class CudaPool : public CudaImages {
