@@ -47,6 +47,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     pass
   elif not isinstance(width, int) or width % GRAIN or width > WIDEST:
     reason = f"the rows of {show(shape)} are no multiple of {GRAIN} up to {WIDEST}"
+  elif any(each is value for each in node.inputs[1:]):
+    reason = f"the norm has '{value.name}' as an operand, too"
   elif len(product.outputs) > 1 or product.attrs.get("algorithm", "auto") != "auto":
     reason = "the product has several results, or an algorithm of its own"
   if reason:
@@ -87,10 +89,16 @@ def rewrite_first(scope: Scope, node: gs.Node) -> Outcome:
     norm = parse(str(origin.attrs["program"]))
   except (KeyError, ProgramError):
     return None
-  readers = [node if normalized is a or view is None else view]
+  x = origin.inputs[0]
+  is_viewed = normalized is not a and view is not None
+  if is_viewed and not scope.same_shape(x, normalized):  # lengths of the view may be the norm's
+    return None
+  readers = [view if is_viewed and view is not None else node]
   reason = _is_of_more(norm, origin)
   if reason:
     pass
+  elif any(each is a for each in node.inputs[1:]):
+    reason = f"the product has '{a.name}' as an operand, too"
   elif len(origin.outputs) > 1 or node.attrs.get("algorithm", "auto") != "auto":
     reason = "the norm has several results, or the product an algorithm of its own"
   elif used := scope.used_beyond(normalized, readers) or scope.used_beyond(a, [node]):
@@ -99,8 +107,7 @@ def rewrite_first(scope: Scope, node: gs.Node) -> Outcome:
     reason = f"an operand of the norm is no vector of {shape[-1]}"
   if reason:
     return Missed(origin, reason)
-  x = origin.inputs[0]
-  if normalized is not a and view is not None:
+  if is_viewed and view is not None:
     view.inputs[0], a.dtype, x = x, x.dtype, a
   attributes = {**node.attrs, "norm": str(norm), "norm_first": 1}
   attributes.pop("algorithm", None)

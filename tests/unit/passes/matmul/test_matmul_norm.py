@@ -44,7 +44,7 @@ FIRST = "n = LayerNormalization<axis=-1, epsilon=1e-5>(x, g, h)  {}  y = MatMul(
 
 def first(nodes, shape="1,2", y="f[M,16] y"):
   return weighted(
-    f"(f[{shape},8] x) => ({y}) {{ {nodes} }}", {"w": (8, 16), "g": (8,), "h": (8,), "t": (2, 8)}, opset=17
+    f"(f[{shape},8] x) => ({y}) {{ {nodes} }}", {"w": (8, 16), "g": (8,), "h": (8,), "t": (2, 8), "s": (8, 8)}, opset=17
   )
 
 
@@ -83,9 +83,10 @@ def test_the_norm_of_a_gated_product_goes_with_it():
   (FIRST.format("", "n") + "  z = Relu(n)", "is also used"),
   (FIRST.format("", "n").replace("axis=-1", "axis=-2").replace("g, h", "t"), "not over the last axis"),
   (FIRST.format("", "n").replace("g, h", "t, h"), "no vector of 8"),
+  (FIRST.format("", "n").replace("y = MatMul(n, w)", "c = MatMul(n, s)  y = Add(c, n)"), "as an operand, too"),
 ])  # fmt: skip
 def test_the_norm_of_few_rows_stays(nodes, reason):
-  outputs = "f[1,2,16] y, f[1,2,8] z" if "z =" in nodes else "f[1,2,16] y"
+  outputs = "f[1,2,16] y, f[1,2,8] z" if "z =" in nodes else "f[1,2,M] y"
   made = first(nodes, "1,2", outputs)
   before, _ = run_pass(made, *BEFORE)
   assert_stays(before, NORM_MATMUL, reason)
