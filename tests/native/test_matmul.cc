@@ -97,6 +97,17 @@ void TestRowsOfTheView() {
   CHECK(pixels({8, 4, 128, 16}, {8, 1, 128, 1}) == (Shape{8, 4, 128}));
 }
 
+// Its weights may be constants where those of the product are not, and the other way round.
+void TestGate() {
+  for (const bool is_constant : {false, true}) {
+    MatMulNode node = NodeOf(2, true);
+    node.constant_operands = {is_constant, false};
+    node.constant_weights = !is_constant;
+    const Contraction product = node.Fit({{2, 16}, {8, 16}, {2, 8}, {8}}).contraction, gate = node.GateOf(product);
+    CHECK(product.constant_weights != is_constant && gate.constant_weights == is_constant && gate.operands.empty());
+  }
+}
+
 // Others tests/ort/test_matmul.py has.
 void TestErrors() {
   const MatMulNode node = NodeOf(1, false);
@@ -112,6 +123,7 @@ void TestErrors() {
 int main() {
   TestViews();
   TestRowsOfTheView();
+  TestGate();
   TestErrors();
   return test::Summary();
 }

@@ -169,6 +169,12 @@ MatMulProblem MatMulNode::Fit(const std::vector<Shape>& given, bool session_allo
   return problem;
 }
 
+Contraction MatMulNode::GateOf(const Contraction& product) const {
+  Contraction gate = WithoutProgram(product);
+  gate.constant_weights = constant_operands[0];
+  return gate;
+}
+
 CheckedMatMulNode::CheckedMatMulNode(const NodeInfo& info, const std::string& text)
   : MatMulNode(Read(info, text)), algorithm(info.string_attribute("algorithm", "auto")) {
   inputs = CheckEpilogue(*program, kMatMulInputs, info);

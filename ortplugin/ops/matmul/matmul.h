@@ -76,6 +76,8 @@ struct MatMulNode {
   // In a session that allows TF32 or does not; a gate's product is an operand. Throws Error where the shapes of A, B
   // and the operands contradict each other.
   MatMulProblem Fit(const std::vector<Shape>& shapes, bool session_allows_tf32 = false) const;
+  // The gate's product, of that of the node.
+  Contraction GateOf(const Contraction& product) const;
   bool follows_session() const { return !allow_tf32 && ValueType(*program) == DType::kFloat; }
 };
 

@@ -95,9 +95,7 @@ MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const 
     if (!is_gate) (tensor < kMatMulInputs || !problem.is_apart ? of_product : of_program).push_back(tensor);
   }
   if (node.gated) {
-    Contraction alone = WithoutProgram(problem.contraction);
-    alone.constant_weights = node.constant_operands[0];
-    plan.gate = planner.Make(alone, of_gate);
+    plan.gate = planner.Make(node.GateOf(problem.contraction), of_gate);
     plan.gate_bytes = value_bytes;
     plan.scratch_bytes = plan.gate->scratch_bytes;
   }

@@ -131,7 +131,7 @@ class CpuMatMulNorm : public Kernel {
     const Program& product = *node_.product.program;
     const DType dtype = node_.norm.program.value(node_.norm.program.results()[0]).dtype;
     const NormShape shape = FitShapes(node_.norm, node_.NormShapes(shapes));
-    const Shape full = node_.product.Fit(node_.ProductShapes(shapes)).full;
+    const Shape full = node_.product.Result(shape.shape, shapes[1]);
     std::vector<void*> outputs;
     for (const ValueId result : product.results())
       outputs.push_back(run.output(outputs.size(), full, SizeOf(product.value(result).dtype)));

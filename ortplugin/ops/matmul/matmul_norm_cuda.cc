@@ -52,7 +52,8 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     for (size_t r = 0; node_.keeps_product && r < node_.values(); ++r)
       addresses->push_back(run.output(output++, node_.product.Result(shapes[0], shapes[1])));
     if (node_.norm_first) {
-      const Shape of_product = plan != nullptr ? plan->shape : node_.product.Fit(node_.ProductShapes(shapes)).full;
+      const Shape of_product =
+        plan != nullptr ? plan->shape : node_.product.Result(node_.ProductShapes(shapes)[0], shapes[1]);
       for (size_t r = 0; r < node_.product.program->results().size(); ++r)
         addresses->push_back(run.output(r, of_product));
       return ElementCount(of_product) > 0;
@@ -101,7 +102,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     if (variant.unaligned.empty() && node_.algorithm != MatMulNormNode::Algorithm::kApart && !problem.is_apart)
       plan->whole = MakeGemv(*node_.product.program, problem.contraction, shapes);
     if (plan->whole && node_.product.gated) {
-      const Contraction gate = WithoutProgram(problem.contraction);
+      const Contraction gate = node_.product.GateOf(problem.contraction);
       plan->gate = MakeGemv(*gate.program, gate, shapes);
       plan->scratch_bytes = ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * value_bytes);
     }

@@ -81,7 +81,9 @@ def rewrite_first(scope: Scope, node: gs.Node) -> Outcome:
   if not shape or math.prod(shape[:-1]) > FEW:
     return None
   view = scope.producer(a, "Reshape")
-  normalized = view.inputs[0] if view is not None and (scope.shape(view.inputs[0]) or (0,))[-1] == shape[-1] else a
+  if view is not None and (scope.shape(view.inputs[0]) or (0,))[-1] != shape[-1]:
+    return None
+  normalized = a if view is None else view.inputs[0]
   origin = scope.producer(normalized, f"{DOMAIN}::{NORM}")
   if origin is None or not origin.inputs:
     return None
@@ -90,10 +92,9 @@ def rewrite_first(scope: Scope, node: gs.Node) -> Outcome:
   except (KeyError, ProgramError):
     return None
   x = origin.inputs[0]
-  is_viewed = normalized is not a and view is not None
-  if is_viewed and not scope.same_shape(x, normalized):  # lengths of the view may be the norm's
+  if view is not None and not scope.same_shape(x, normalized):  # lengths of the view may be the norm's
     return None
-  readers = [view if is_viewed and view is not None else node]
+  readers = [node if view is None else view]
   reason = _is_of_more(norm, origin)
   if reason:
     pass
@@ -107,7 +108,7 @@ def rewrite_first(scope: Scope, node: gs.Node) -> Outcome:
     reason = f"an operand of the norm is no vector of {shape[-1]}"
   if reason:
     return Missed(origin, reason)
-  if is_viewed and view is not None:
+  if view is not None:
     view.inputs[0], a.dtype, x = x, x.dtype, a
   attributes = {**node.attrs, "norm": str(norm), "norm_first": 1}
   attributes.pop("algorithm", None)
