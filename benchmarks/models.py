@@ -59,7 +59,7 @@ GROUPS = {
                "convnext_tiny:8:fp32"),
     "transformers": ("bert_base:1x128", "bert_base:8x128", "vit_b_16:8", "swin_t:8", "maxvit_t:8", "gpt2:1x256",
                      "llama:1x256", "t5_encoder:8x128", "whisper_encoder:1", "gpt2_decode:1x1024",
-                     "llama_decode:1x1024"),
+                     "llama_decode:1x1024", "gpt2_static:1x1024", "llama_static:1x1024"),
 }  # fmt: skip
 # Those of README.md; the whole groups are in docs/benchmarks.md.
 HEADLINE = {
@@ -131,10 +131,18 @@ def grouped(text, dtype):
 # ---- contenders
 
 
-def session_replay(model, inputs, like, stream, *, library, graph=True, nhwc=False):
+def with_own_cache(inputs, outputs, in_place):
+  """The inputs, with copies of those that a network of so many outputs writes to, and these."""
+  names = list(inputs)[1 - outputs :] if in_place else []
+  own = {name: inputs[name].clone() for name in names}
+  return {**inputs, **own}, list(own.values())
+
+
+def session_replay(model, inputs, like, stream, *, library, graph=True, nhwc=False, in_place=False):
   """A function that runs the model on the stream without waiting for it, and the tensors that its outputs go to.
 
-  `like`: tensors of the shapes of the outputs. `library`: the path of the libortplugin.so to register.
+  `like`: tensors of the shapes of the outputs. `library`: the path of the libortplugin.so to register. `in_place`:
+  Network's.
   """
   import onnxruntime
   import torch
@@ -150,6 +158,7 @@ def session_replay(model, inputs, like, stream, *, library, graph=True, nhwc=Fal
               "prefer_nhwc": str(int(nhwc)), "device_id": str(gpu)}  # fmt: skip
   session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
   binding = session.io_binding()
+  inputs, own = with_own_cache(inputs, len(like), in_place)
 
   def bind(bound, value, tensor):
     element = element_type(value.type)
@@ -158,9 +167,10 @@ def session_replay(model, inputs, like, stream, *, library, graph=True, nhwc=Fal
   for value in session.get_inputs():
     bind(binding.bind_input, value, inputs[value.name])
   results = []
-  for value, tensor in zip(session.get_outputs(), like, strict=True):
-    element = element_type(value.type)
-    results.append(torch.empty(tensor.shape, dtype=getattr(torch, element[1].name), device=tensor.device))
+  for number, (value, tensor) in enumerate(zip(session.get_outputs(), like, strict=True)):
+    dtype = getattr(torch, element_type(value.type)[1].name)
+    is_own = number > 0 and in_place
+    results.append(own[number - 1] if is_own else torch.empty(tensor.shape, dtype=dtype, device=tensor.device))
     bind(binding.bind_output, value, results[-1])
   run_options = onnxruntime.RunOptions()
   if graph:  # else the session's end may end the process (zoo_row.Runner.queue)
@@ -171,13 +181,14 @@ def session_replay(model, inputs, like, stream, *, library, graph=True, nhwc=Fal
   return lambda _kept=inputs: session.run_with_iobinding(binding, run_options), results
 
 
-def torch_replay(model, inputs, stream, *, channels_last):
+def torch_replay(model, inputs, like, stream, *, channels_last, in_place):
   """A function that replays the compiled module's CUDA graph on the stream, and the tensors of its outputs."""
   import torch
 
   model = copy.deepcopy(model)  # another layout would move its parameters away from under an earlier graph
   layout = torch.channels_last if channels_last else torch.contiguous_format
   model = model.to(memory_format=layout)
+  inputs, _ = with_own_cache(inputs, len(like), in_place)
   given = tuple(each.to(memory_format=layout) if each.ndim == 4 else each for each in inputs.values())
   torch._dynamo.reset()
   compiled = torch.compile(model, dynamic=False)
@@ -310,16 +321,19 @@ def optimized_variants(subject, *, tune, seconds):
 
 def contenders(case, subject, models, stream, *, compiled):
   """What makes the replay of each column but the first. `models`: of ours, with the library that runs it."""
-  original = subject.model.SerializeToString()
+  original, in_place = subject.model.SerializeToString(), case.network.in_place
 
   def session(model, library=None, **given):
+    given["in_place"] = in_place
     return lambda: session_replay(model, subject.inputs, subject.expected, stream, library=library, **given)
 
   makers = {"nchw": session(original), "nhwc": session(original, nhwc=True)}
   makers |= {column: session(*pair) for column, pair in models.items()}
   layouts = {"compile": False, "compile_last": True} if case.network.channels_last else {"compile": False}
   for column, last in layouts.items() if compiled else ():
-    makers[column] = lambda last=last: torch_replay(subject.module, subject.inputs, stream, channels_last=last)
+    makers[column] = lambda last=last: torch_replay(
+      subject.module, subject.inputs, subject.expected, stream, channels_last=last, in_place=in_place
+    )
   return makers
 
 

@@ -30,6 +30,7 @@ class Network:
       channels_last: whether this layout makes sense for it.
       exporter: the one that is tried first.
       settle: changes parameters of the module that say nothing as they are initialised.
+      in_place: the outputs behind the first are its last inputs, which it writes to, in their order.
   """
 
   title: str
@@ -39,6 +40,7 @@ class Network:
   channels_last: bool = True
   exporter: str = "torchscript"
   settle: Callable[[Any], None] | None = None
+  in_place: bool = False
 
 
 def images(shape):

@@ -66,6 +66,30 @@ def _decoder(name, **config):
   return Step()
 
 
+def _static_decoder(name, **config):
+  """The same with a cache of fixed length, written in place: (tokens, position of the first, keys and values)."""
+  import torch
+  import transformers
+
+  kind = getattr(transformers, name)
+
+  class Step(torch.nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.model = kind(kind.config_class(**config, attn_implementation="sdpa"))
+
+    def forward(self, tokens, position, *past):
+      cache = transformers.StaticCache(self.model.config, max_cache_len=past[0].shape[2])
+      copied = [each.clone() for each in past] if torch.compiler.is_exporting() else past
+      for layer, keys, values in zip(cache.layers, copied[::2], copied[1::2], strict=True):
+        layer.keys, layer.values, layer.cumulative_length = keys, values, position.clone()
+        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+      logits = self.model(tokens, past_key_values=cache, use_cache=True)[0]
+      return (logits, *(each for layer in cache.layers for each in (layer.keys, layer.values)))
+
+  return Step()
+
+
 # ---- inputs
 
 
@@ -77,14 +101,18 @@ def _tokens(vocabulary, sizes, *, mask=False):
   return {**tokens, "attention_mask": torch.ones(sizes, dtype=torch.int64)} if mask else tokens
 
 
-def _step(vocabulary, layers, heads, head_size, sizes):
-  """One token of each sequence and the cache, of which each tensor is [batch, heads, length, head size]."""
+def _step(vocabulary, layers, heads, head_size, sizes, *, static=False):
+  """One token of each sequence and the cache, of which each tensor is [batch, heads, length, head size].
+
+  `static`: the token has the cache's last row.
+  """
   import torch
 
   batch, length = sizes
   names = [f"past_{part}_{layer}" for layer in range(layers) for part in ("key", "value")]
   past = {name: torch.randn(batch, heads, length, head_size) for name in names}
-  return {"input_ids": torch.randint(3, vocabulary, (batch, 1)), **past}
+  position = {"position": torch.tensor(length - 1)} if static else {}
+  return {"input_ids": torch.randint(3, vocabulary, (batch, 1)), **position, **past}
 
 
 def _sound(sizes):
@@ -111,8 +139,19 @@ def settle(model):
       parameter += (0.05 if parameter.ndim == 1 else 0.02) * torch.randn_like(parameter)
 
 
-def _text(title, build, inputs, sizes="BATCHxLENGTH"):
-  return Network(title, build, inputs, sizes, channels_last=False, exporter="dynamo", settle=settle)
+def _text(title, build, inputs, sizes="BATCHxLENGTH", **given):
+  return Network(title, build, inputs, sizes, channels_last=False, exporter="dynamo", settle=settle, **given)
+
+
+def _steps(key, title, name, inputs, **config):
+  """A step of decoding with a cache that grows, and with one of fixed length."""
+  step, static = partial(_step, *inputs), partial(_step, *inputs, static=True)
+  return {
+    f"{key}_decode": _text(f"{title}, a step", partial(_decoder, name, **config), step),
+    f"{key}_static": _text(
+      f"{title}, a step in place", partial(_static_decoder, name, **config), static, in_place=True
+    ),
+  }
 
 
 def _image(title, name):
@@ -131,10 +170,6 @@ NETWORKS = {
   "whisper_encoder": _text(
     "Whisper-tiny encoder", partial(_hugging_face, "WhisperModel", ("input_features",), "encoder"), _sound, "BATCH"
   ),
-  "gpt2_decode": _text(
-    "GPT-2, a step", partial(_decoder, "GPT2LMHeadModel", n_positions=2048), partial(_step, 50257, 12, 12, 64)
-  ),
-  "llama_decode": _text(
-    "Llama form, a step", partial(_decoder, "LlamaForCausalLM", **LLAMA), partial(_step, 32000, 12, 4, 64)
-  ),
+  **_steps("gpt2", "GPT-2", "GPT2LMHeadModel", (50257, 12, 12, 64), n_positions=2048),
+  **_steps("llama", "Llama form", "LlamaForCausalLM", (32000, 12, 4, 64), **LLAMA),
 }

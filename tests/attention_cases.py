@@ -45,7 +45,8 @@ class Case:
 
   `sizes`: batch, heads, heads of K and V, queries, keys, head size of Q and K, head size of V. `mask`: its dtype and
   shape; `tables`: those of cos and sin. `values` is the row of VALUES that makes Q and K; those of V are normal.
-  `past`: how many of the keys are a cache's, None without one. `hidden`: what a mask adds to scores that it masks.
+  `past`: how many of the keys are a cache's, None without one; `position`: that from which on K and V replace them, and
+  how many rows these have. `hidden`: what a mask adds to scores that it masks.
   """
 
   name: str
@@ -58,6 +59,7 @@ class Case:
   tables: tuple[str, Shape] | None = None
   past: int | None = None
   hidden: float = -np.inf
+  position: tuple[int, int] | None = None
 
   @property
   def layouts(self):
@@ -75,7 +77,7 @@ class Case:
     for text, count, s, d in zip(
       self.layouts,
       (heads, kv_heads, kv_heads),
-      (queries, *[keys - (self.past or 0)] * 2),
+      (queries, *[keys - (self.past or 0) if self.position is None else self.position[1]] * 2),
       (head_size, head_size, value_size),
       strict=False,
     ):
@@ -87,13 +89,15 @@ class Case:
       layout = parse(str(dict(self.attributes).get("past_layout", "b h s d")))
       shapes = (shape_of(layout, kv_heads, Sizes(batch, self.past, d)) for d in (head_size, value_size))
       made += [tuple(dim for dim in shape if isinstance(dim, int)) for shape in shapes]
+    made += [] if self.position is None else [(1,)]
     return tuple(made)
 
   @property
   def names(self):
     tables = ["cos", "sin"] if self.tables else []
     past = [] if self.past is None else ["past_key", "past_value"]
-    return [*(["qkv"] * 3 if self.is_packed else "qkv"), *(["mask"] if self.mask else []), *tables, *past]
+    position = [] if self.position is None else ["position"]
+    return [*(["qkv"] * 3 if self.is_packed else "qkv"), *(["mask"] if self.mask else []), *tables, *past, *position]
 
   @property
   def outputs(self):
@@ -105,6 +109,8 @@ class Case:
     for name, shape in zip(self.names, self.shapes, strict=True):
       if name == "mask":
         made[name] = self._mask(rng, shape)
+      elif name == "position":
+        made[name] = np.asarray(self.position[:1], np.int64)
       elif name in ("cos", "sin") and self.tables:
         function = np.cos if name == "cos" else np.sin
         angles = np.random.default_rng(len(self.name)).uniform(-9, 9, shape)  # of both
@@ -132,6 +138,8 @@ class Case:
     given = {"qkv_dtype": self.dtype, "heads": heads, "kv_heads": kv_heads, **dict(self.attributes)}
     if self.mask:
       given["mask_dtype"] = self.mask[0]
+    if self.position is not None:
+      given["cache"] = "write"
     if self.tables and self.tables[0] != self.dtype:
       given["rotary_dtype"] = self.tables[0]
     words = dict(zip(("q_layout", "k_layout", "v_layout", "y_layout"), self.layouts, strict=True))
@@ -144,7 +152,7 @@ class Case:
   def model_of(self, nodes, shapes=None, opset=OPSET):
     """A model of nodes that read the case's inputs and write y."""
     declared = dict(zip(self.names, self.shapes if shapes is None else shapes, strict=True))
-    dtypes = {"mask": self.mask[0]} if self.mask else {}
+    dtypes = {"position": "int64"} | ({"mask": self.mask[0]} if self.mask else {})
     if self.tables:
       dtypes |= dict.fromkeys(("cos", "sin"), self.tables[0])
     inputs = [(name, dtypes.get(name, self.dtype), shape) for name, shape in declared.items()]
@@ -161,6 +169,7 @@ def case_of(
   tables=None,
   past=None,
   hidden=-np.inf,
+  position=None,
   **attributes,
 ):
   """A case with softmax's usual scale, 1 / sqrt(head size). `sizes`: without kv_heads and value size, as heads."""
@@ -170,7 +179,7 @@ def case_of(
     sizes = (batch, heads, heads, queries, keys, head_size, head_size)
   given = {"scale": float(np.float32(sizes[5] ** -0.5)), **attributes}
   assert len(sizes) == 7
-  return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables, past, hidden)
+  return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables, past, hidden, position)
 
 
 # ---- comparison
@@ -233,7 +242,7 @@ def _check_present(case, found, wanted, inputs, c):
   assert len(found) == len(wanted) == (0 if attention.past is None else 2)
   if attention.past is None:
     return
-  wide = operands(attention, [x.astype(np.float64) if x.dtype != np.bool_ else x for x in inputs])[1]
+  wide = operands(attention, [x if x.dtype in (np.bool_, np.int64) else x.astype(np.float64) for x in inputs])[1]
   one = np.nan_to_num(np.max(np.abs(wide), axis=3, keepdims=True, initial=0), posinf=0)
   slack = laid_out(np.broadcast_to(8 * c * one, wide.shape), attention.past)
   compare(
@@ -424,7 +433,26 @@ def _past():
   return [case for case in made if not case.tables or case.sizes[3] == case.sizes[4] - (case.past or 0)]
 
 
-CASES = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty(), *_rotary(), *_past())
+def _written():
+  """Of a cache of which some rows are replaced: at its ends, within, all."""
+  made = []
+  of = ((9, 4, 8, 1), (9, 1, -9, 1), (300, 4, 0, 1), (300, 1, -100, 3), (1024, 4, 777, 1), (1024, 2, 15, 3),
+        (40, 1, 0, 40), (130, 1, 20, 20), (7, 2, 0, 0))  # fmt: skip
+  for number, (keys, group, start, added) in enumerate(of):
+    for dtype in FLOATING if keys < 1024 and number % 2 == 0 else ("float16", FLOATING[1 + number % 3]):
+      sizes = (2, 2 * group, 2, added or 2, keys, 64 if keys > 9 else 24, 40 if keys == 300 else 64)
+      for rotary in ("none", "half", "interleaved"):
+        mask = ("bool", (2, 1, sizes[3], keys)) if (number + len(rotary)) % 2 else None
+        tables = (dtype, (added, 12)) if rotary != "none" else None
+        given = {"rotary": rotary} if tables else {}
+        layout, of_past = ("merged", "b s (h d)") if number % 4 == 1 else ("standard", "b h s d")
+        name = f"written {keys}, {added} at {start} of {group}, {rotary}, {dtype}"
+        made.append(case_of(name, dtype, sizes, layout, mask, past=keys, position=(start, added), tables=tables,
+                            masked_rows="zero", past_layout=of_past, **given))  # fmt: skip
+  return [case for case in made if not case.tables or case.sizes[3] == case.position[1]]
+
+
+CASES = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty(), *_rotary(), *_past(), *_written())
 
 
 def _large(name, dtype, *sizes_and_layout, **given):
@@ -446,6 +474,10 @@ LARGE_CASES = (
   _large("GPT-2 with a cache", "float16", (1, 12, 12, 1, 1025, 64, 64), "packed", past=1024),
   _large("Llama with a cache", "bfloat16", (2, 16, 4, 1, 1025, 64, 64), "packed, fewer heads",
          tables=("float", (2, 1, 32)), past=1024, rotary="half"),
+  _large("GPT-2, written", "float16", (1, 12, 12, 1, 1024, 64, 64), "packed", ("bool", (1, 1, 1, 1024)), past=1024,
+         position=(1000, 1)),
+  _large("Llama, written", "bfloat16", (2, 16, 4, 1, 1024, 64, 64), "packed, fewer heads",
+         tables=("float", (2, 1, 32)), past=1024, position=(-3, 1), rotary="half"),
   # Many keys, for the engine on wgmma: two tiles of queries and more, keys that end within one.
   _large("Whisper", "float16", (1, 6, 700, 700, 64), "packed"),
   _large("lower right", "bfloat16", (2, 4, 2, 333, 777, 128, 128), "merged", causal="lower_right"),

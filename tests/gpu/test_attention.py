@@ -9,7 +9,7 @@ from node_cases import model_with
 from onnx_models import parametrize
 
 import ortplugin
-from gpu.device import cupy, host, make, need_memory, run, run_bound
+from gpu.device import bind, cupy, host, make, need_memory, run, run_bound
 from gpu.sessions import (
   check_addresses,
   check_capture,
@@ -21,6 +21,16 @@ from gpu.sessions import (
 )
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES
+
+# Of a cache of fixed length: the rows of one kernel, rotated and not, and those of a copy before another's.
+WRITTEN = (
+  "written 9, 1 at 8 of 4, half, float16",
+  "written 9, 1 at 8 of 4, none, float",
+  "written 300, 3 at -100 of 1, none, float16",
+  "written 1024, 1 at 777 of 4, interleaved, float16",
+  "written 130, 20 at 20 of 1, half, float16",
+  "large: GPT-2, written, float16",
+)
 
 # One of each way that the kernels can take.
 CHOSEN = (
@@ -51,6 +61,7 @@ CHOSEN = (
   "past 1024, 17 queries of 4, half, causal, float16",
   "past 7, 1 queries of 4, half, causal, float",
   "past b s (h d), merged, float16",
+  *WRITTEN,
   "large: BERT, float, TF32",
   "large: Swin, float, TF32",
   "window, 20 by 90, float, alone, TF32",
@@ -173,6 +184,25 @@ def test_a_cache_grows_from_run_to_run():
     found = host(ortplugin.run(session, dict(zip(case.names, inputs, strict=True))))
     check(case, found, inputs=inputs)
     past, given = past + rows, found[1:]
+
+
+@parametrize("name", WRITTEN)
+def test_a_cache_is_written_in_place(name):
+  """What is present has the memory of the past; also in a graph's replays, whose position the caller writes there."""
+  case = by_name[name]
+  session = make(case.model(), enable_cuda_graph=True)
+  arrays = [cupy.asarray(case.feeds()[value.name]) for value in session.get_inputs()]
+  given = dict(zip((value.name for value in session.get_inputs()), arrays, strict=True))
+  (y, *_) = OPERATOR.reference(case.node(), case.inputs())
+  outputs = [cupy.zeros(y.shape, y.dtype), given["past_key"], given["past_value"]]
+  binding = bind(session, arrays, outputs)
+  start, added = case.position
+  for position in (start, start, 0 if start else case.past - added):
+    given["position"][:] = position
+    inputs = [cupy.asnumpy(given[name]) for name in case.names]
+    cupy.cuda.get_current_stream().synchronize()
+    session.run_with_iobinding(binding)
+    check(case, [cupy.asnumpy(each) for each in outputs], inputs=inputs)
 
 
 def captured():

@@ -59,8 +59,8 @@ void AddRotary(Case plain, int64_t pairs, std::vector<Case>& cases) {
   }
 }
 
-// With a cache of so many rows, whose tensors lie as the layout says.
-AttentionProblem WithPast(DType dtype, const Sizes& sizes, int64_t past, int64_t pairs = 0) {
+// With a cache of so many rows; with a position the new ones replace some of them.
+AttentionProblem WithPast(DType dtype, const Sizes& sizes, int64_t past, int64_t pairs = 0, bool has_position = false) {
   AttentionAttributes attributes = Attributes(dtype, sizes);
   attributes.problem.has_past = true;
   attributes.past = AttentionLayout::Parse("past_layout", "b h s d", sizes.kv_heads, false);
@@ -73,6 +73,8 @@ AttentionProblem WithPast(DType dtype, const Sizes& sizes, int64_t past, int64_t
   }
   for (const int64_t size : {sizes.head_size, sizes.value_size})
     shapes.push_back({sizes.batch, sizes.kv_heads, past, size});
+  attributes.problem.has_position = has_position;
+  if (has_position) shapes.push_back({1});
   return FitAttention(attributes, shapes).problem;
 }
 
@@ -89,6 +91,12 @@ void AddPast(std::vector<Case>& cases) {
         plain.problem = WithPast(dtype, {2, 8, 2, queries, queries, size, size}, 1000, size / 2);
         plain.name += ", rotated";
         cases.push_back(plain);
+        if (size % 32 == 0) {
+          Case written = plain;
+          written.problem = WithPast(dtype, {2, 8, 2, queries, queries, size, size}, 1000, size / 2, true);
+          written.name += ", written";
+          cases.push_back(written);
+        }
         if (size != 64) continue;
         AttentionProblem& problem = plain.problem;
         problem.rotary = AttentionProblem::Rotary::kInterleaved;

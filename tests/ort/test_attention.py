@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from attention_cases import CASES, GROWING, LARGE_CASES, by_name, case_of, check, growing
 from node_cases import model_with
@@ -93,6 +94,30 @@ def test_a_cache_grows_from_run_to_run():
     found = session.run(None, dict(zip(case.names, inputs, strict=True)))
     check(case, found, inputs=inputs)
     past, given = past + rows, found[1:]
+
+
+@parametrize("name", ["written 300, 3 at -100 of 1, half, float16", "written 9, 1 at 8 of 4, none, float16"])
+def test_a_cache_is_written_in_place(name):
+  """What is present has the memory of the past."""
+  case = by_name[name]
+  session = make(case.model())
+  given = {name: onnxruntime.OrtValue.ortvalue_from_numpy(each.copy()) for name, each in case.feeds().items()}
+  binding = session.io_binding()
+  for value in session.get_inputs():
+    binding.bind_ortvalue_input(value.name, given[value.name])
+  binding.bind_output("y", "cpu")
+  for kind in ("key", "value"):
+    binding.bind_ortvalue_output(f"present_{kind}", given[f"past_{kind}"])
+  session.run_with_iobinding(binding)
+  check(case, [binding.get_outputs()[0].numpy(), *(given[f"past_{kind}"].numpy() for kind in ("key", "value"))])
+
+
+@parametrize("position", [-10, 9, 2**62, -(2**63)])
+def test_a_position_that_is_none_of_the_cache(position):
+  case = by_name["written 9, 1 at 8 of 4, none, float"]
+  feeds = {**case.feeds(), "position": np.array([position])}
+  with pytest.raises(Exception, match=f"position is {position}, but 1 rows from there on must be among the 9"):
+    make(case.model()).run(None, feeds)
 
 
 def test_a_mask_may_be_left_out_by_an_empty_name():
@@ -235,6 +260,10 @@ WRONG = (
   _cached("d of K is 8, d of past_key is 4", (2, 2, 9, 4), (2, 2, 9, 6)),
   _cached("d of V is 6, d of past_value is 8", (2, 2, 9, 8), (2, 2, 9, 8)),
   _cached("past_key: its shape is [2, 4, 9, 8], but its layout 'b h s d' has 2 on axis 1", (2, 4, 9, 8), (2, 2, 9, 6)),
+  _cached("the node has 6 inputs and 2 outputs", (2, 2, 9, 8), (2, 2, 9, 6), (1,), outputs=2, cache="write"),
+  _cached("'cache' is 'over'", (2, 2, 9, 8), (2, 2, 9, 6), cache="over"),
+  _cached("'cache' is write, but past_key, past_value and position are not there", outputs=1, cache="write"),
+  _cached("position is float, but must be int64; cast it", (2, 2, 9, 8), (2, 2, 9, 6), (1,), cache="write"),
   _wrong("the mask's shape [1, 1, 1, 5, 7] does not broadcast", *Wrong.shapes, (1, 1, 1, 5, 7), mask="bool"),
 )
 
@@ -252,6 +281,9 @@ IN_OTHER_WORDS = {
   "sin is float16": "sin is float16, but rotary_dtype is 'float'; cast it",
   "the node has 3 inputs": "perhaps a mask, and with rotary 'half' cos and sin",
   "the node has 5 inputs": "all four; but it has ['x0', 'x1', 'x2', 'x3', 'x4'] and 2 outputs",
+  "the node has 6 inputs": "all four, and position; but it has ['x0', 'x1', 'x2', 'x3', 'x4', 'x5'] and 2 outputs",
+  "'cache' is write, but": "all four, and position; but it has ['x0', 'x1', 'x2'] and 1 outputs",
+  "position is float": "position is float32, but must be int64; cast it",
   "and 3 outputs": "its inputs are Q, K, V and perhaps a mask",
   "'past_layout' is there": "past_layout is 'b h s d', but there is no past_key; remove it",
   "b of Q, K and V": "b of Q is 2 and b of past_key is 3",

@@ -4,8 +4,8 @@
 
 docs/operators.md has the meaning in full, and the attributes; layout.py the layouts.
 Inputs: Q, K, V, a mask, which may be left out (not by an empty name: ONNX Runtime gives a library's operators none),
-    cos and sin with `rotary`, past_key and past_value. Outputs: Y, and present_key and present_value where there is a
-    past: all four or none.
+    cos and sin with `rotary`, past_key and past_value, position with `cache` "write". Outputs: Y, and present_key and
+    present_value where there is a past: all four or none.
 Shapes: b is the same in Q, K and V; d in Q and K, and s in K and V. Those of the past have b, heads and d of K and V,
     and one s.
 """
@@ -45,6 +45,10 @@ def _check_dtypes(attention: Attention, inputs: Sequence[TensorType]) -> None:
   """Raises ModelError where an input has another dtype than the node says."""
   kinds = {"the mask": "mask_dtype", "cos": "rotary_dtype", "sin": "rotary_dtype"}
   for name, x in zip(attention.input_names, inputs, strict=True):
+    if name == "position":
+      if x.dtype not in (None, np.int64):
+        raise ModelError(f"{attention.where}: position is {x.dtype}, but must be int64; cast it")
+      continue
     attribute = kinds.get(name, "qkv_dtype")
     dtype = getattr(attention, attribute)
     if x.dtype is not None and x.dtype != NUMPY_DTYPES[dtype]:
@@ -105,7 +109,14 @@ def _infer_shapes(attention: Attention, inputs: Sequence[TensorType]) -> list[Te
   value = _agreed(where, [(f"d of {name}", found[name].d) for name in ("V", "past_value") if name in found])
   if attention.past is not None:
     past = _agreed(where, [(f"s of {name}", found[name].s) for name in ("past_key", "past_value")])
-    keys = past + added if isinstance(past, int) and isinstance(added, int) else None
+    keys = (
+      past if attention.has_position else past + added if isinstance(past, int) and isinstance(added, int) else None
+    )
+  position = given["position"].shape if attention.has_position else None
+  if position is not None and (len(position) > 1 or any(isinstance(dim, int) and dim != 1 for dim in position)):
+    raise ModelError(f"{where}: position is {show(position)}, but must be [] or [1]")
+  if attention.has_position and isinstance(added, int) and isinstance(keys, int) and added > keys:
+    raise ModelError(f"{where}: s of K is {added}, but must be at most {keys}, the rows of the cache")
   for name, size in (("K", head), ("V", value)):
     if isinstance(size, int) and not 1 <= size <= MOST_HEAD_SIZE:
       raise ModelError(f"{where}: the head size, d of {name}, is {size}, but must be from 1 to {MOST_HEAD_SIZE}")
@@ -160,8 +171,15 @@ def operands(attention: Attention, inputs: Sequence[Array]) -> list[Array]:
     cos, sin = (inputs[attention.input(name)] for name in ("cos", "sin"))
     found[:2] = [numpy_reference.rotated(x, cos, sin, attention.rotary) for x in found[:2]]
   if attention.past is not None:
-    past = [numpy_reference.view(x, attention.past, attention.kv_heads) for x in inputs[-2:]]
-    found[1:] = [np.concatenate(pair, axis=2) for pair in zip(past, found[1:], strict=True)]
+    past = [
+      numpy_reference.view(inputs[attention.input(name)], attention.past, attention.kv_heads)
+      for name in ("past_key", "past_value")
+    ]
+    if attention.has_position:
+      start = int(inputs[attention.input("position")].item())
+      found[1:] = [numpy_reference.written(cache, start, x) for cache, x in zip(past, found[1:], strict=True)]
+    else:
+      found[1:] = [np.concatenate(pair, axis=2) for pair in zip(past, found[1:], strict=True)]
   return found
 
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kLargest = (int64_t{1} << 31) - 1, kMostHeads = 65536;
 constexpr size_t kMostAtoms = 16, kLongestText = 64 * kMostAtoms;
-constexpr const char* kNames[] = {"Q", "K", "V", "the mask", "cos", "sin", "past_key", "past_value"};
+constexpr const char* kNames[] = {"Q", "K", "V", "the mask", "cos", "sin", "past_key", "past_value", "position"};
 
 // ---- layouts
 
@@ -186,7 +186,9 @@ AllSizes Agree(const AttentionAttributes& attributes, const KnownDims& inputs) {
   sizes.added = Agreed(of[1].s, "s of K", of[2].s, "s of V");
   sizes.past = Agreed(of[3].s, "s of past_key", of[4].s, "s of past_value");
   sizes.keys = sizes.added;
-  if (attributes.problem.has_past)
+  if (attributes.problem.has_position)
+    sizes.keys = sizes.past;
+  else if (attributes.problem.has_past)
     sizes.keys = sizes.past.size < 0 || sizes.added.size < 0 ? Dim{} : Dim{sizes.past.size + sizes.added.size, ""};
   sizes.head_size = Agreed(Agreed(of[0].d, "d of Q", of[1].d, "d of K"), "d of K", of[3].d, "d of past_key");
   sizes.value_size = Agreed(of[2].d, "d of V", of[4].d, "d of past_value");
@@ -352,11 +354,14 @@ AttentionAttributes ParseAttributes(const Source& source) {
   attributes.k = layout("k_layout", attributes.kv_heads, false);
   attributes.v = layout("v_layout", attributes.kv_heads, false);
   attributes.y = layout("y_layout", attributes.heads, true);
+  problem.has_position = WordOf("cache", source.string_attribute("cache", "append"), {"append", "write"}) == 1;
   problem.has_past = source.input_count() >= attributes.input_count() + 2;
   layout("past_layout", attributes.kv_heads, true);
   attributes.past = layout("past_layout", attributes.kv_heads, false);
   if (!problem.has_past && !source.string_attribute("past_layout", "").empty())
     Fail("the attribute 'past_layout' is there, but no past_key; remove it");
+  if (!problem.has_past && problem.has_position)
+    Fail("the attribute 'cache' is write, but past_key, past_value and position are not there; remove it");
   return attributes;
 }
 
@@ -367,12 +372,14 @@ size_t PlaceOf(const AttentionAttributes& attributes, size_t input) {
 }
 
 void CheckCounts(const AttentionAttributes& attributes, size_t inputs, std::optional<size_t> outputs) {
-  const size_t tables = 2 * attributes.problem.is_rotary(), past = 2 * attributes.problem.has_past;
+  const AttentionProblem& problem = attributes.problem;
+  const size_t tables = 2 * problem.is_rotary(), past = 2 * problem.has_past + problem.has_position;
   const bool fits = inputs >= 3 + tables + past && inputs <= 4 + tables + past;
   if (fits && outputs.value_or(attributes.output_count()) == attributes.output_count()) return;
   Fail("the node has ", inputs, " inputs", outputs ? " and " + std::to_string(*outputs) + " outputs" : "",
     "; its inputs are Q, K, V", tables ? ", perhaps a mask, cos and sin" : " and perhaps a mask",
-    ", its output is Y, and with a cache also past_key and past_value, present_key and present_value, all four");
+    ", its output is Y, and with a cache also past_key and past_value, present_key and present_value, all four",
+    problem.has_position ? ", and position" : "");
 }
 
 void Infer(ShapeContext& context) {
@@ -426,19 +433,22 @@ void CheckAttentionType(const AttentionAttributes& attributes, size_t input, ort
     : role > 3                  ? problem.rotary_dtype
     : role == 3                 ? problem.mask_dtype
                                 : problem.dtype;
-  if (type != ToOrt(wanted))
+  if (role == 8) {
+    if (type != ToOrt(DType::kInt64)) Fail("position is ", NameOfOrt(type), ", but must be int64; cast it");
+  } else if (type != ToOrt(wanted)) {
     Fail(kNames[role], " is ", NameOfOrt(type), ", but the attribute '",
       role == 4 || role == 5 ? "rotary_dtype"
         : role == 3          ? "mask_dtype"
                              : "qkv_dtype",
       "' is ", NameOf(wanted), "; cast it");
+  }
 }
 
 std::vector<TensorType> CheckAttentionNode(const AttentionAttributes& attributes, const NodeInfo& info) {
   const AttentionProblem& problem = attributes.problem;
   const size_t count = info.input_count();
   CheckCounts(attributes, count, info.output_count());
-  const bool has_mask = count == 4u + 2 * problem.is_rotary() + 2 * problem.has_past;
+  const bool has_mask = count == 4u + 2 * problem.is_rotary() + 2 * problem.has_past + problem.has_position;
   if (has_mask && !attributes.mask_dtype) Fail("there is a mask, but the attribute 'mask_dtype' is missing");
   if (!has_mask && attributes.mask_dtype) Fail("the attribute 'mask_dtype' is there, but no mask; remove it");
   std::vector<TensorType> types;
@@ -465,6 +475,7 @@ AttentionShape FitAttention(const AttentionAttributes& attributes, const std::ve
   const int64_t b = problem.batch = sizes.b.size;
   problem.queries = sizes.queries.size;
   problem.keys = sizes.keys.size;
+  problem.added = sizes.added.size;
   problem.head_size = sizes.head_size.size;
   problem.value_size = sizes.value_size.size;
   ElementCount({b, problem.heads, problem.queries, problem.value_size});
@@ -484,6 +495,10 @@ AttentionShape FitAttention(const AttentionAttributes& attributes, const std::ve
   }
   if (problem.has_past) {
     problem.past = sizes.past.size;
+    if (problem.has_position && (inputs.back().size() > 1 || ElementCount(inputs.back()) != 1))
+      Fail("position is ", ToString(inputs.back()), ", but must be [] or [1]");
+    if (problem.has_position && problem.added > problem.past)
+      Fail("s of K is ", problem.added, ", but must be at most ", problem.past, ", the rows of the cache");
     const auto view = [&](int64_t rows, int64_t size) {
       return ViewOf(attributes.past, problem.kv_heads, b, rows, size);
     };
@@ -499,7 +514,7 @@ AttentionProblem OverPresent(const AttentionProblem& problem) {
   AttentionProblem over = problem;
   over.k = problem.present_key;
   over.v = problem.present_value;
-  over.has_past = false;
+  over.has_past = over.has_position = false;
   over.are_keys_rotated = true;
   return over;
 }

@@ -41,10 +41,11 @@ struct AttentionProblem {
   DType rotary_dtype = DType::kFloat;
   int64_t pairs = 0, rotary_batch = 0;
   bool are_keys_rotated = false;  // already: only Q is
-  // With a cache, `keys` counts its `past` rows and then those that K and V have, which alone are rotated; all of them
-  // are written to present.
-  bool has_past = false;
-  int64_t past = 0;
+  // With a cache, `keys` counts its `past` rows and then the `added` ones that K and V have, which alone are rotated;
+  // all of them are written to present. Where there is a position, the past rows are all the keys, and the new ones
+  // replace those from there on; a negative one counts from the end.
+  bool has_past = false, has_position = false;
+  int64_t past = 0, added = 0;
   View past_key, past_value, present_key, present_value;
 
   bool is_rotary() const { return rotary != Rotary::kNone; }
@@ -83,9 +84,11 @@ struct AttentionAttributes {
   AttentionProblem problem;
 
   bool follows_session() const { return !allow_tf32 && dtype == DType::kFloat; }
-  size_t input_count() const { return 3 + problem.has_mask + 2 * problem.is_rotary() + 2 * problem.has_past; }
+  size_t input_count() const {
+    return 3 + problem.has_mask + 2 * problem.is_rotary() + 2 * problem.has_past + problem.has_position;
+  }
   size_t output_count() const { return problem.has_past ? 3 : 1; }
-  // Of an input: 0 to 3 are Q, K, V and the mask, 4 and 5 cos and sin, 6 and 7 past_key and past_value.
+  // Of an input: 0 to 3 are Q, K, V and the mask, 4 and 5 cos and sin, 6 and 7 past_key and past_value, 8 the position.
   size_t RoleOf(size_t input) const {
     const size_t role = input < 3 || problem.has_mask ? input : input + 1;
     return role < 4 || problem.is_rotary() ? role : role + 2;

@@ -86,6 +86,7 @@ class Function {
 
 struct Tensors {
   const char *q, *k, *v, *mask, *cos, *sin, *past_key, *past_value;
+  const int64_t* position;
   char *y, *present_key, *present_value;
 };
 
@@ -382,16 +383,16 @@ class Present {
       return (view.offset + batch * view.batch + head * view.head + row * view.row) *
         static_cast<int64_t>(SizeOf(p_.dtype));
     };
-    for (int64_t row = 0; row < p_.keys; ++row) {
-      char* const to = present + at(of_present, row);
-      const int64_t position = row - p_.past;
-      if (position < 0) {
-        CopyRow(p_.dtype, past + at(of_past, row), of_past.column, to, of_present.column, size);
-        continue;
-      }
-      const char* const from = added + at(of_added, position);
+    // The caller may have given the cache's own memory to what is present.
+    for (int64_t row = 0; row < p_.past && present != past; ++row)
+      CopyRow(
+        p_.dtype, past + at(of_past, row), of_past.column, present + at(of_present, row), of_present.column, size);
+    const int64_t start = p_.has_position ? *tensors_.position : p_.past, first = start < 0 ? start + p_.past : start;
+    for (int64_t i = 0; i < p_.added; ++i) {
+      const char* const from = added + at(of_added, i);
+      char* const to = present + at(of_present, first + i);
       CopyRow(p_.dtype, from, of_added.column, to, of_present.column, size);
-      if (rotates) Rotate(from, of_added.column, to, of_present.column, batch, position);
+      if (rotates) Rotate(from, of_added.column, to, of_present.column, batch, i);
     }
   }
 
@@ -412,6 +413,12 @@ class Present {
 template <typename T>
 void Compute(Run& run, const AttentionProblem& problem, Tensors tensors) {
   if (!problem.has_past) return Attend<T>(run, problem, tensors);
+  if (problem.has_position && problem.added > 0) {
+    const int64_t position = *tensors.position, first = position < 0 ? position + problem.past : position;
+    if (first < 0 || first > problem.past - problem.added)
+      Fail("position is ", position, ", but ", problem.added, " rows from there on must be among the ", problem.past,
+        " of the cache");
+  }
   run.parallel_for(static_cast<size_t>(problem.batch * problem.kv_heads), [&](size_t task) {
     const auto both = static_cast<int64_t>(task);
     Present<T>(problem, tensors).Write(both / problem.kv_heads, both % problem.kv_heads);
@@ -429,7 +436,7 @@ class CpuAttention : public Kernel {
 
   void Compute(Run& run) const override {
     std::vector<Shape> shapes;
-    const char* data[8] = {};
+    const char* data[9] = {};
     for (size_t i = 0; i < attributes_.input_count(); ++i) {
       Tensor input = run.input(i);
       CheckAttentionType(attributes_, i, input.type);
@@ -440,8 +447,8 @@ class CpuAttention : public Kernel {
     char* outputs[3] = {};
     for (size_t i = 0; i < shape.outputs.size(); ++i)
       outputs[i] = static_cast<char*>(run.output(i, shape.outputs[i], SizeOf(attributes_.dtype)));
-    const Tensors tensors{
-      data[0], data[1], data[2], data[3], data[4], data[5], data[6], data[7], outputs[0], outputs[1], outputs[2]};
+    const Tensors tensors{data[0], data[1], data[2], data[3], data[4], data[5], data[6], data[7],
+      reinterpret_cast<const int64_t*>(data[8]), outputs[0], outputs[1], outputs[2]};
     if (attributes_.dtype == DType::kDouble) {
       ortplugin::Compute<double>(run, shape.problem, tensors);
     } else {

@@ -14,6 +14,7 @@ from .layout import LARGEST, STANDARD, Layout, parse
 CAUSAL = ("none", "upper_left", "lower_right")
 MASKED_ROWS = ("nan", "zero")
 ROTARY = ("none", "half", "interleaved")
+CACHE = ("append", "write")
 MOST_HEADS = 65536
 
 _LAYOUTS = ("q_layout", "k_layout", "v_layout", "y_layout")
@@ -30,6 +31,7 @@ _TYPES = {
   "masked_rows": AttributeProto.STRING,
   "rotary": AttributeProto.STRING,
   "rotary_dtype": AttributeProto.STRING,
+  "cache": AttributeProto.STRING,
   **dict.fromkeys((*_LAYOUTS, "past_layout"), AttributeProto.STRING),
 }
 
@@ -55,13 +57,15 @@ class Attention:
   v: Layout
   y: Layout
   past: Layout | None  # of past_key, past_value, present_key and present_value; None where there is no cache
+  has_position: bool  # from which on the new rows replace those of the cache
 
   @property
   def input_names(self) -> tuple[str, ...]:
     """What the inputs are, in their order."""
     mask = ("the mask",) if self.mask_dtype else ()
     tables = ("cos", "sin") if self.rotary_dtype else ()
-    return ("Q", "K", "V", *mask, *tables, *(("past_key", "past_value") if self.past else ()))
+    cache = ("past_key", "past_value") if self.past else ()
+    return ("Q", "K", "V", *mask, *tables, *cache, *(("position",) if self.has_position else ()))
 
   def input(self, name: str) -> int:
     """The number of an input among those that are given."""
@@ -78,19 +82,22 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
   where = nodes.where_is(node)
   given = nodes.read(node, _TYPES)
   nodes.check_word(where, given, "rotary", ROTARY)
-  rotary = given.get("rotary", ROTARY[0])
+  nodes.check_word(where, given, "cache", CACHE)
+  rotary, has_position = given.get("rotary", ROTARY[0]), given.get("cache") == "write"
   inputs = [node.input[number] for number in given_inputs(node)]
-  tables, past = 0 if rotary == "none" else 2, 2 if len(node.output) > 1 else 0
-  if len(inputs) - tables - past not in (3, 4) or not all(inputs) or len(node.output) != past + 1:
+  tables, past = 0 if rotary == "none" else 2, 2 if len(node.output) > 1 or has_position else 0
+  cache = past + has_position
+  if len(inputs) - tables - cache not in (3, 4) or not all(inputs) or len(node.output) != past + 1:
     others = " and perhaps a mask" if not tables else f", perhaps a mask, and with rotary '{rotary}' cos and sin"
     raise ModelError(
       f"{where}: its inputs are Q, K, V{others}, its output is Y, and with a cache also past_key and past_value, "
-      f"present_key and present_value, all four; but it has {[*node.input[:9]]} and {len(node.output)} outputs"
+      f"present_key and present_value, all four{', and position' if has_position else ''}; "
+      f"but it has {[*node.input[:10]]} and {len(node.output)} outputs"
     )
   dtype, mask_dtype = given.get("qkv_dtype", ""), given.get("mask_dtype", "")
   if dtype not in FLOATING:
     raise ModelError(f"{where}: qkv_dtype, that of Q, K, V and Y, is {dtype[:40]!r}, but must be one of {FLOATING}")
-  masks = tuple(dict.fromkeys(("bool", "float", dtype))) if len(inputs) - tables - past == 4 else ("",)
+  masks = tuple(dict.fromkeys(("bool", "float", dtype))) if len(inputs) - tables - cache == 4 else ("",)
   if mask_dtype not in masks:
     said = f"must be one of {masks}" if masks != ("",) else "there is no mask; remove it"
     raise ModelError(f"{where}: mask_dtype is {mask_dtype[:40]!r}, but {said}")
@@ -121,7 +128,7 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
   )
   if "past_layout" in given and not past:
     raise ModelError(f"{where}: past_layout is {given['past_layout'][:80]!r}, but there is no past_key; remove it")
-  cache = _layout(where, "past_layout", given.get("past_layout", STANDARD), kv_heads) if past else None
+  lies = _layout(where, "past_layout", given.get("past_layout", STANDARD), kv_heads) if past else None
   return Attention(
     where,
     dtype,
@@ -139,7 +146,8 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
     k,
     v,
     y,
-    cache,
+    lies,
+    has_position,
   )
 
 

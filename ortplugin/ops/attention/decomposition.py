@@ -147,11 +147,17 @@ def decomposed(attention: Attention, inputs: Sequence[str], outputs: Sequence[st
     return b.cast(x, attention.qkv_dtype) if is_narrow else x
 
   def with_past(number: int, x: str) -> str:
-    """K or V behind the rows of the past, which is an output, too."""
+    """K or V behind the rows of the past, or in their place, which is an output, too."""
     if attention.past is None:
       return x
-    past = b.view(inputs[number - 3], attention.past, attention.kv_heads)
-    x = b.op("Concat", past, x, axis=2)
+    past = b.view(inputs[attention.input(("past_key", "past_value")[number - 1])], attention.past, attention.kv_heads)
+    if attention.has_position:
+      start, scalar = inputs[attention.input("position")], b.integers()
+      added = b.op("Range", b.constant(0, _INTEGER), b.op("Reshape", b.dim(x, 2), scalar), b.constant(1, _INTEGER))
+      rows = b.reshape(b.op("Add", start, added), b.integers(1, 1, -1, 1))
+      x = b.op("ScatterElements", past, b.op("Expand", rows, b.op("Shape", x)), x, axis=2)
+    else:
+      x = b.op("Concat", past, x, axis=2)
     b.laid_out(x, attention.past, outputs[number])
     return x
 

@@ -33,6 +33,14 @@ def laid_out(y: Array, layout: Layout) -> Array:
   return np.ascontiguousarray(y.transpose(["bhsd".index(name) for name in layout.order])).reshape(shape)
 
 
+def written(cache: Array, start: int, x: Array) -> Array:
+  """The cache [b, h, t, d] with x [b, h, s, d] in the place of its rows from `start` on."""
+  y: Array = cache.copy()
+  first = start % max(cache.shape[2], 1)
+  y[:, :, first : first + x.shape[2]] = x
+  return y
+
+
 @dataclass(frozen=True)
 class Scores:
   """What becomes of the products of Q and K."""

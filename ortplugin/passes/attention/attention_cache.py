@@ -7,22 +7,27 @@
 
 The Concats are along the sequence, and the new rows are those of the queries. K and V are then read from the tensors of
 which they are views, as in fuse_attention.py.
+
+Or the cache has all of its rows from the start, as Hugging Face's StaticCache, and UpdateSlice(past_key, K, position)
+is in the place of each Concat; then `position` is the last input, and `cache` is "write".
 """
 
 import onnx_graphsurgeon as gs
 
-from ...graph import Scope, dims, label, labelled, show
+from ...graph import DOMAIN, Scope, dims, label, labelled, show
 from ...ops.attention import layout as layouts
 from ..driver import Applied, Missed, Outcome, RulePass
 from .node import is_attention, number_of_past
-from .operands import layout_at, read_farther, remove_unused, sizes_of
+from .operands import equal, layout_at, read_farther, remove_unused, sizes_of
+
+_JOINS = ("Concat", f"{DOMAIN}::UpdateSlice")
 
 
 def draw_in(scope: Scope, node: gs.Node) -> Outcome:
   """Lets one attention read and write its cache."""
   if not is_attention(scope, node) or number_of_past(node) or "rotary" in node.attrs:
     return None
-  key, value = (scope.producer(tensor, "Concat") for tensor in node.inputs[1:3])
+  key, value = (scope.producer(tensor, *_JOINS) for tensor in node.inputs[1:3])
   if key is None and value is None:
     return None
   if key is None or value is None or key is value:
@@ -34,6 +39,9 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
   if str(layout) != layouts.STANDARD:
     attributes["past_layout"] = str(layout)
   inputs = [node.inputs[0], key.inputs[1], value.inputs[1], *node.inputs[3:], key.inputs[0], value.inputs[0]]
+  if key.op == "UpdateSlice":
+    attributes["cache"] = "write"
+    inputs.append(key.inputs[2])
   new = gs.Node("FusedAttention", node.name, attributes, inputs, [], node.domain)
   labels: tuple[str, ...] = labelled(key, value)
   scope.replace([key, value, node], new, [*node.outputs, key.outputs[0], value.outputs[0]])
@@ -60,8 +68,10 @@ def _why_not(scope: Scope, node: gs.Node, key: gs.Node, value: gs.Node) -> str |
   along = [number for number, axis in enumerate(layout.axes) if [atom.name for atom in axis] == ["s"]]
   given = dims(scope, node.inputs[0])
   rows = None if given is None else sizes_of(layout_at(node, 0), given, int(node.attrs["heads"]))
+  if key.op != value.op or (key.op == "UpdateSlice" and not equal(scope, key.inputs[2], value.inputs[2])):
+    return f"K and V are not written to their caches alike: {label(key)} and {label(value)}"
   for concat in (key, value):
-    if [int(concat.attrs.get("axis", 0)) % len(layout.axes)] != along or len(concat.inputs) != 2:
+    if not _is_along(scope, concat, along, len(layout.axes)):
       return f"{label(concat)} is none of two tensors along the sequence of '{layout}'"
     added = dims(scope, concat.inputs[1])
     if rows is None or added is None or added[along[0]] != rows["s"]:
@@ -75,6 +85,18 @@ def _why_not(scope: Scope, node: gs.Node, key: gs.Node, value: gs.Node) -> str |
     shapes = " and ".join(show(scope.shape(concat.inputs[0])) for concat in (key, value))
     return f"the caches are not known to have as many rows: {shapes}"
   return None
+
+
+def _is_along(scope: Scope, join: gs.Node, along: list[int], rank: int) -> bool:
+  """Whether it joins two tensors along this axis, or writes rows of it that have all of the others."""
+  if join.op == "Concat":
+    return [int(join.attrs.get("axis", 0)) % rank] == along and len(join.inputs) == 2
+  cache, added = (dims(scope, tensor) for tensor in join.inputs[:2])
+  whole = cache is not None and added is not None and len(added) == rank
+  whole = whole and all(
+    a == b for axis, (a, b) in enumerate(zip(cache or (), added or (), strict=True)) if [axis] != along
+  )
+  return whole and list(join.attrs["axes"]) == along and list(join.attrs.get("steps", [1])) == [1]
 
 
 ATTENTION_CACHE = RulePass("attention-cache", "a cache of keys and values becomes part of FusedAttention", draw_in)

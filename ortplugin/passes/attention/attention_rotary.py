@@ -16,7 +16,7 @@ from ...graph import Length, Scope, dims, label, labelled, show
 from ...ops.attention import layout as layouts
 from ..driver import Applied, Missed, Outcome, RulePass
 from .node import is_attention, number_of_past
-from .operands import OPERANDS, Sizes, layout_at, read_farther, remove_unused, sizes_of
+from .operands import OPERANDS, Sizes, equal, layout_at, read_farther, remove_unused, sizes_of
 from .rotations import Rotation, rotation_of
 from .tables import Place, make_tables
 
@@ -115,20 +115,13 @@ def _unlike(scope: Scope, q: _Operand, k: _Operand) -> str | None:
   if a.operator is not None and b.operator is not None:
     tensors += [*zip(a.operator.inputs[1:], b.operator.inputs[1:], strict=False)]
   for one, other in tensors:
-    if one is not other and not _equal(scope, one, other):
+    if one is not other and not equal(scope, one, other):
       return f"Q and K are rotated by different tables, '{one.name}' and '{other.name}'"
   table = scope.dtype(a.cos)
   if table != scope.dtype(a.sin) or table not in (scope.dtype(a.x), "float"):
     return f"the tables are {table} and {scope.dtype(a.sin)}, what is rotated is {scope.dtype(a.x)}"
   shapes = [scope.shape(each) for each in (a.cos, a.sin)]
   return None if shapes[0] == shapes[1] else f"the tables have the shapes {show(shapes[0])} and {show(shapes[1])}"
-
-
-def _equal(scope: Scope, one: gs.Tensor, other: gs.Tensor) -> bool:
-  values = [scope.constant(each, 1 << 26) for each in (one, other)]
-  if values[0] is None or values[1] is None:
-    return False
-  return values[0].shape == values[1].shape and values[0].tobytes() == values[1].tobytes()
 
 
 ATTENTION_ROTARY = RulePass("attention-rotary", "rotary embeddings of Q and K become part of FusedAttention", draw_in)

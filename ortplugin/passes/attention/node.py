@@ -89,7 +89,7 @@ def is_attention(scope: Scope, node: gs.Node) -> bool:
 
 def number_of_past(node: gs.Node) -> int:
   """How many of its inputs, the last ones, are a cache's."""
-  return 2 if len(node.outputs) > 1 else 0
+  return (2 if len(node.outputs) > 1 else 0) + int(node.attrs.get("cache") == "write")
 
 
 def tables_of(node: gs.Node) -> list[gs.Tensor]:

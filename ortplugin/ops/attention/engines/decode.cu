@@ -3,7 +3,8 @@
 //
 // With a cache (HAS_PAST), keys and values are the rows of past, then the new ones, and all of them are written to
 // present, by WRITERS warps of their own: stores of a whole cache would make those wait that compute. Both read past,
-// which is in L2 then.
+// which is in L2 then. With HAS_POSITION the new ones stand in the place of rows of past, and are all that is written
+// where the caller gave the memory of past to present: no block reads what another one writes there.
 //
 // The text in front of this one is generated for the node at hand (table.cc, decode.cc): sizes, the configuration and
 // what there is as macros, Arguments; copy.cuh, cluster.cuh, mma.cuh, softmax.cuh and rows.cuh.
@@ -62,43 +63,50 @@ DEVICE void prefetch_rows(const Source& from, int first, int past) {
   }
 }
 
-// KEYS rows to shared memory from `first` on, zeros behind the last one and the head. `skipped`: the rows from there on
-// are written by others.
-template <int WIDTH, int PADDED>
-DEVICE void copy_rows(storage_t* to, const Source& from, int first, int past, int skipped, int keys) {
-  const storage_t* const added = from.added + (long long)(first - past) * from.added_step;
+// KEYS rows to shared memory from `first` on, zeros behind the last one and the head. ROTATED: new ones are written by
+// rotate_keys.
+template <int WIDTH, int PADDED, bool ROTATED>
+DEVICE void copy_rows(storage_t* to, const Source& from, int first, const AddedRows<int>& rows, int keys) {
+  const int base = rows.base(first);
+  const storage_t* const added = from.added + (long long)base * from.added_step;
   const storage_t* const cached = from.past + (long long)first * from.past_step;
 #pragma unroll
   for (int i = 0; i < Octet<PADDED>::kOfThread; ++i) {
     const Octet<PADDED> octet(i);
-    const int key = first + octet.row;
-    if (!octet.exists() || key >= skipped && key < keys) continue;
-    const bool exists = key < keys && octet.column < WIDTH, is_cached = HAS_PAST && key < past;
-    const int at = octet.row * (is_cached ? from.past_step : from.added_step) + octet.column;
+    const int key = first + octet.row, own = rows.of(key);
+    if (!octet.exists() || ROTATED && own >= 0 && key < keys) continue;
+    const bool exists = key < keys && octet.column < WIDTH, is_cached = HAS_PAST && own < 0;
+    const int at = (is_cached ? octet.row * from.past_step : (own - base) * from.added_step) + octet.column;
     copy_async(to + octet.row * (PADDED + 8) + octet.column, (is_cached ? cached : added) + (exists ? at : 0), exists);
   }
 }
 
 #if HAS_PAST
-// KEYS rows from `first` on to present, up to the one at `end`.
-template <int WIDTH>
-DEVICE void copy_to_present(const Source& of, int first, int past, int end) {
+// KEYS rows from `first` on to present, but for what stands there and what rotate_keys writes.
+template <int WIDTH, bool ROTATED>
+DEVICE void copy_to_present(const Source& of, int first, const AddedRows<int>& rows, int keys) {
   typedef Octet<WIDTH> Each;
-  const storage_t* const added = of.added + (long long)(first - past) * of.added_step;
+  const int base = rows.base(first);
+  const bool stays = HAS_POSITION && of.past == of.present;
+  const auto is_copied = [&](const Each& at) {
+    const int key = first + at.row;
+    return at.exists() && key < keys && (rows.of(key) < 0 ? !stays : !ROTATED);
+  };
+  const storage_t* const added = of.added + (long long)base * of.added_step;
   const storage_t* const cached = of.past + (long long)first * of.past_step;
   storage_t* const to = of.present + (long long)first * of.present_step;
   Vector<storage_t, 8> some[Each::kOfThread];
 #pragma unroll
   for (int i = 0; i < Each::kOfThread; ++i) {
     const Each at(i);
-    const bool is_cached = first + at.row < past;
-    const int offset = at.row * (is_cached ? of.past_step : of.added_step) + at.column;
-    load_if(at.exists() && first + at.row < end, some[i], (is_cached ? cached : added) + offset);
+    const int own = rows.of(first + at.row);
+    const int offset = (own < 0 ? at.row * of.past_step : (own - base) * of.added_step) + at.column;
+    load_if(is_copied(at), some[i], (own < 0 ? cached : added) + offset);
   }
 #pragma unroll
   for (int i = 0; i < Each::kOfThread; ++i) {
     const Each at(i);
-    if (at.exists() && first + at.row < end) some[i].store(to + at.row * of.present_step + at.column);
+    if (is_copied(at)) some[i].store(to + at.row * of.present_step + at.column);
   }
 }
 #endif
@@ -289,19 +297,22 @@ DEVICE void load_queries(const Arguments& a, const Place& place, storage_t* q) {
 
 #if ROTARY
 // The new keys among the KEYS from `first` on, rotated, to shared memory and to present, by one warp.
-DEVICE void rotate_keys(
-  const Arguments& a, const Place& place, const Source& of, storage_t* to, int first, int past, int keys) {
+DEVICE void rotate_keys(const Arguments& a, const Place& place, const Source& of, storage_t* to, int first,
+  const AddedRows<int>& rows, int keys) {
   const long long tables = (long long)place.batch * a.rotary_batch;
   const RotatedRows rotated{{a.k + place.kv_offset(a.k_view), a.k_view}, a.cos + tables, a.sin + tables};
 #pragma unroll 1
-  for (int key = max(first, past); key < min(first + KEYS, keys); ++key)
+  for (int key = max(first, rows.first); key < min(first + KEYS, keys); ++key) {
+    const int own = rows.of(key);
+    if (own < 0) break;
 #pragma unroll 2
     for (int d = threadIdx.x % 32; d < QK_PADDED; d += 32) {
       storage_t x;
-      from_compute(d < HEAD_SIZE ? rotated(key - past, d) : 0.0f, x);
+      from_compute(d < HEAD_SIZE ? rotated(own, d) : 0.0f, x);
       to[(key - first) * QK_PITCH + d] = x;
       if (d < HEAD_SIZE) of.present[(long long)key * of.present_step + d] = x;
     }
+  }
 }
 #endif
 
@@ -358,11 +369,12 @@ __cluster_dims__(CLUSTER, 1, 1)
   const int past = (int)a.past;
   if (threadIdx.x >= THREADS) {
     grid_dependency_wait();
+    const AddedRows<int> added(a);
     const int first_of_warp = (place.block * WRITERS + (threadIdx.x - THREADS) / 32) * KEYS;
 #pragma unroll 1
     for (int first = first_of_warp; first < keys; first += CLUSTER * WRITERS * KEYS) {
-      copy_to_present<HEAD_SIZE>(k, first, past, ROTARY ? past : keys);
-      copy_to_present<VALUE_SIZE>(v, first, past, keys);
+      copy_to_present<HEAD_SIZE, ROTARY>(k, first, added, keys);
+      copy_to_present<VALUE_SIZE, false>(v, first, added, keys);
     }
     __syncwarp();
     if (CLUSTER > 1) wait_cluster();
@@ -374,21 +386,10 @@ __cluster_dims__(CLUSTER, 1, 1)
   // What any of the queries sees; new keys are rotated for present, too.
   const Keys seen(a);
   const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
-  const int begin = (ROTARY ? min(seen_from, past) : seen_from) / KEYS * KEYS, end = ROTARY ? keys : seen_to;
+  const int begin = (ROTARY ? min(seen_from, HAS_POSITION ? 0 : past) : seen_from) / KEYS * KEYS;
+  const int end = ROTARY ? keys : seen_to;
   const int step = CLUSTER * WARPS * KEYS;
   int first = begin + (place.block * WARPS + threadIdx.x / 32) * KEYS, next = first;
-  const auto copy_tile = [&](int stage) {
-    storage_t* const to = stages + stage * STAGE_ELEMENTS;
-    if (next < end) {
-      copy_rows<HEAD_SIZE, QK_PADDED>(to, k, next, past, ROTARY ? past : keys, keys);
-      copy_rows<VALUE_SIZE, V_PADDED>(to + KEYS * QK_PITCH, v, next, past, keys, keys);
-#if ROTARY
-      rotate_keys(a, place, k, to, next, past, keys);
-#endif
-    }
-    commit_copies();
-    next += step;
-  };
 #if HAS_PAST
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) {
@@ -402,6 +403,19 @@ __cluster_dims__(CLUSTER, 1, 1)
 #endif
 
   grid_dependency_wait();
+  const AddedRows<int> added(a);
+  const auto copy_tile = [&](int stage) {
+    storage_t* const to = stages + stage * STAGE_ELEMENTS;
+    if (next < end) {
+      copy_rows<HEAD_SIZE, QK_PADDED, ROTARY>(to, k, next, added, keys);
+      copy_rows<VALUE_SIZE, V_PADDED, false>(to + KEYS * QK_PITCH, v, next, added, keys);
+#if ROTARY
+      rotate_keys(a, place, k, to, next, added, keys);
+#endif
+    }
+    commit_copies();
+    next += step;
+  };
   load_queries(a, place, q);
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) copy_tile(stage);

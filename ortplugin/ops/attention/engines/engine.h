@@ -4,9 +4,9 @@
 //
 //   const std::vector<AttentionLaunch> launches = PlanAttention(problem, aligned, device);
 //
-// Arguments begin with the addresses of Q, K, V, the mask, cos and sin, past_key and past_value if there are any, and
-// of the outputs. Kernels wait for the kernel before them (griddepcontrol.wait) before they touch memory, need no
-// workspace and give the same bits in every run.
+// Arguments begin with the addresses of Q, K, V, the mask, cos and sin, past_key, past_value and position if there are
+// any, and of the outputs. Kernels wait for the kernel before them (griddepcontrol.wait) before they touch memory, need
+// no workspace and give the same bits in every run.
 #pragma once
 
 #include <optional>
@@ -46,8 +46,8 @@ EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const 
 // ---- What the engines share
 
 // CUDA C++ in front of a kernel: storage_t, compute_t, mask_t, the attributes as macros (HEAD_SIZE, VALUE_SIZE, MASK,
-// IS_BOOL_MASK, IS_CAUSAL, HAS_WINDOW, HAS_SOFTCAP, HAS_PAST, ROTARY; with it PAIRS, IS_INTERLEAVED, ROTATES_KEYS and
-// table_t), and struct Arguments, whose numbers AttentionArguments gives.
+// IS_BOOL_MASK, IS_CAUSAL, HAS_WINDOW, HAS_SOFTCAP, HAS_PAST, HAS_POSITION, ROTARY; with it PAIRS, IS_INTERLEAVED,
+// ROTATES_KEYS and table_t), and struct Arguments, whose numbers AttentionArguments gives.
 std::string AttentionPreamble(const AttentionProblem& problem);
 // What engines on tensor cores have behind it: MMA_TYPE, SCALE_IS_POSITIVE and softmax.cuh.
 std::string AttentionSoftmaxSource(const AttentionProblem& problem);

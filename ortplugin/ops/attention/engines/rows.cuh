@@ -28,3 +28,26 @@ struct RotatedRows {
 #else
 typedef Rows RotatedRows;
 #endif
+
+// Which row of K and V a key is; negative: of past.
+template <typename T>
+struct AddedRows {
+#if HAS_POSITION
+  T first, count;
+  DEVICE explicit AddedRows(const Arguments& a) : count((T)a.added) {
+    const long long position = *a.position, there = position < 0 ? position + a.past : position;
+    first = (T)(there < 0 || there > a.past - a.added ? a.past : there);  // no key is new where they do not fit
+  }
+  DEVICE T of(T key) const { return key - first < count ? key - first : -1; }
+#elif HAS_PAST
+  const T first;
+  DEVICE explicit AddedRows(const Arguments& a) : first((T)a.past) {}
+  DEVICE T of(T key) const { return key - first; }
+#else
+  static const T first = 0;
+  DEVICE explicit AddedRows(const Arguments&) {}
+  DEVICE T of(T key) const { return key; }
+#endif
+  // Offsets of 32 bits count from here, for keys from `key` on.
+  DEVICE T base(T key) const { return max(key, first) - first; }
+};

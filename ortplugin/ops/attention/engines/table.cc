@@ -42,7 +42,8 @@ EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const 
 std::vector<AttentionLaunch> PlanAttention(
   const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device) {
   std::vector<AttentionLaunch> launches;
-  const size_t inputs = 3u + problem.has_mask + 2 * problem.is_rotary() + 2 * problem.has_past;
+  const size_t past = 2 * problem.has_past + problem.has_position;
+  const size_t inputs = 3 + problem.has_mask + 2 * problem.is_rotary() + past;
   std::vector<size_t> all(inputs + 1 + 2 * problem.has_past);
   std::iota(all.begin(), all.end(), size_t{0});
   const bool has_queries = problem.batch * problem.queries > 0;
@@ -51,7 +52,7 @@ std::vector<AttentionLaunch> PlanAttention(
   if (problem.has_past && problem.batch * problem.keys > 0) launches.push_back({MakePresent(problem, aligned), all});
   if (!has_queries) return launches;
   std::vector<size_t> over{0, inputs + 1, inputs + 2};
-  for (size_t i = 3; i < inputs - 2; ++i) over.push_back(i);
+  for (size_t i = 3; i < inputs - past; ++i) over.push_back(i);
   over.push_back(inputs);
   launches.push_back({MakeAttention(OverPresent(problem), aligned, device), over});
   return launches;
@@ -65,7 +66,8 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
        << "\n#define MASK " << problem.has_mask << "\n#define IS_BOOL_MASK " << (problem.mask_dtype == DType::kBool)
        << "\n#define IS_CAUSAL " << (problem.causal != AttentionProblem::Causal::kNone) << "\n#define HAS_WINDOW "
        << (problem.window > 0) << "\n#define HAS_SOFTCAP " << (problem.softcap > 0) << "\n#define HAS_PAST "
-       << problem.has_past << "\n#define ROTARY " << problem.is_rotary() << "\n";
+       << problem.has_past << "\n#define HAS_POSITION " << problem.has_position << "\n#define ROTARY "
+       << problem.is_rotary() << "\n";
   if (problem.is_rotary())
     text << "#define PAIRS " << problem.pairs << "\n#define ROTATES_KEYS " << !problem.are_keys_rotated
          << "\n#define IS_INTERLEAVED " << (problem.rotary == AttentionProblem::Rotary::kInterleaved) << "\ntypedef "
@@ -74,12 +76,13 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
        << "struct Arguments {\n  const storage_t *q, *k, *v;\n"
        << (problem.has_mask ? "  const mask_t* mask;\n" : "")
        << (problem.is_rotary() ? "  const table_t *cos, *sin;\n" : "")
-       << (problem.has_past ? "  const storage_t *past_key, *past_value;\n" : "") << "  storage_t* y;\n"
+       << (problem.has_past ? "  const storage_t *past_key, *past_value;\n" : "")
+       << (problem.has_position ? "  const long long* position;\n" : "") << "  storage_t* y;\n"
        << (problem.has_past ? "  storage_t *present_key, *present_value;\n" : "")
        << "  long long queries, keys, heads, group, last_seen, window, zero_where_nothing_is_seen;\n"
        << "  double scale, softcap;\n  View q_view, k_view, v_view, mask_view, y_view;\n"
        << (problem.is_rotary() ? "  long long rotary_batch;\n" : "")
-       << (problem.has_past ? "  long long past, present_rows;\n  View past_key_view, past_value_view, "
+       << (problem.has_past ? "  long long past, added, present_rows;\n  View past_key_view, past_value_view, "
                               "present_key_view, present_value_view;\n"
                             : "")
        << "};\n\n";
@@ -95,7 +98,9 @@ std::string AttentionSoftmaxSource(const AttentionProblem& problem) {
 }
 
 std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
-  std::vector<uint64_t> block(4u + problem.has_mask + 2 * problem.is_rotary() + 4 * problem.has_past);  // addresses
+  const size_t addresses =
+    4u + problem.has_mask + 2 * problem.is_rotary() + 4 * problem.has_past + problem.has_position;
+  std::vector<uint64_t> block(addresses);
   for (const int64_t number : {problem.queries, problem.keys, problem.heads, problem.group(), problem.last_seen(),
          problem.window, static_cast<int64_t>(problem.zero_where_nothing_is_seen())})
     block.push_back(static_cast<uint64_t>(number));
@@ -112,6 +117,7 @@ std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
   if (problem.is_rotary()) block.push_back(static_cast<uint64_t>(problem.rotary_batch));
   if (problem.has_past) {
     block.push_back(static_cast<uint64_t>(problem.past));
+    block.push_back(static_cast<uint64_t>(problem.added));
     block.push_back(static_cast<uint64_t>(problem.batch * problem.kv_heads * problem.keys));
     for (const auto& view : {problem.past_key, problem.past_value, problem.present_key, problem.present_value})
       add(view);

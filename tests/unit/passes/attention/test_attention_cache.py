@@ -6,7 +6,15 @@ import pytest
 from attention_helpers import attentions, attributes, graph, in_float  # noqa: F401, a fixture
 from pass_helpers import add_weights, operators, parametrize, run_pass, run_same, stays
 
-from ortplugin.optimizer.pipeline import ATTENTION_CACHE, ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
+from ortplugin.optimizer.pipeline import (
+  ATTENTION_CACHE,
+  ATTENTION_ROTARY,
+  DEAD_NODES,
+  FUSE_ATTENTION,
+  MERGE_PRODUCTS,
+  SCATTER_TRANSPOSE,
+  UPDATE_SLICE,
+)
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
@@ -154,9 +162,53 @@ def test_a_cache_of_fixed_length(scatter):
   for name, values in (("places", np.full((2, 4, 3, 8), [[2], [3], [4]])), ("where", _places())):
     if name in scatter:
       add_weights(original, **{name: values.astype(np.int64)})
-  optimized, _ = run_same(original, *PASSES)
+  optimized, _ = run_same(original, UPDATE_SLICE, *PASSES)
   (node,) = attentions(optimized)
-  assert (list(node.input[1:3]), len(node.output)) == (["key", "value"], 1)
+  assert list(node.input[:3]) == ["x", "x", "x"]
+  assert list(node.input[4:6]) == ["past_key", "past_value"]
+  assert (attributes(node)["cache"], list(node.output)) == ("write", ["y", "key", "value"])
+
+
+# As dynamo writes it: the rows in front, in the order of the cache's. A run tells `place`, the position of the one new
+# row of each text.
+WRITE = """past_{0}t = Transpose<2,0,1,3>(past_{0})  new_{0}t = Transpose<1,0,2,3>({1}1)
+  {0}w = ScatterND(past_{0}t, rows, new_{0}t)  present_{0} = Transpose<1,2,0,3>({0}w)  """
+STATIC = (
+  HEADS.replace("{2,3,-1,8}", "{2,1,-1,8}")
+  + SPLIT
+  + "one = {1}  rows = Unsqueeze(place, one)  "
+  + WRITE.format("key", "k")
+  + WRITE.format("value", "v")
+  + PLAIN.replace("{2,3,32}", "{2,1,32}")
+)
+
+
+def static(nodes):
+  past, present = (f"float[2,4,7,8] {time}_key, {time}_value" for time in ("past", "present"))
+  return graph(nodes, f"float[2,1,96] x, int64[1] place, {past}", f"float[2,1,32] y, {present}")
+
+
+def test_a_position_that_a_run_tells():
+  optimized, _ = run_same(static(STATIC), UPDATE_SLICE, SCATTER_TRANSPOSE, DEAD_NODES, *PASSES)
+  (node,) = attentions(optimized)
+  assert (attributes(node)["cache"], list(node.input[:5])) == ("write", ["x", "x", "x", "past_key", "past_value"])
+  assert "UpdateSlice" not in operators(optimized)
+
+
+@parametrize(
+  ("reason", "old", "new"),
+  [
+    ("are not written to their caches alike", "valuew = ScatterND(past_valuet, rows,",
+     "other = Add(rows, one)  valuew = ScatterND(past_valuet, other,"),
+    ("is made of what", "kt =", "m = ReduceMax(present_key)  qm = Mul(q, m)  kt ="),
+  ],
+)  # fmt: skip
+def test_what_is_written_and_stays(reason, old, new):
+  nodes = STATIC.replace(old, new)
+  fused, _ = run_pass(static(nodes.replace("MatMul(q,", "MatMul(qm,") if "qm" in new else nodes), UPDATE_SLICE,
+                      SCATTER_TRANSPOSE, DEAD_NODES, *FUSE)  # fmt: skip
+  assert attentions(fused)
+  stays(fused, ATTENTION_CACHE, reason)
 
 
 def _places():
