@@ -216,7 +216,7 @@ def check(case, found, unit=None, inputs=None):
   k = np.abs(signed)
   v = np.repeat(np.abs(viewed[2].astype(np.float64)), group, axis=1)
   mask = inputs[3] if case.mask else None
-  how = scores_of(attention)
+  how = scores_of(attention, inputs)
   s = scores(q, signed, mask, how)
   with np.errstate(all="ignore"):
     products = np.einsum("bhsd,bhtd->bhst", np.abs(q), k) * abs(how.scale)
@@ -444,7 +444,8 @@ def _written():
       for rotary in ("none", "half", "interleaved"):
         mask = ("bool", (2, 1, sizes[3], keys)) if (number + len(rotary)) % 2 else None
         tables = (dtype, (added, 12)) if rotary != "none" else None
-        given = {"rotary": rotary} if tables else {}
+        given = ({"rotary": rotary} if tables else {}) | (
+          {}, CAUSAL["lower right"], CAUSAL["window"], CAUSAL["upper left"])[(number + len(rotary)) % 4]  # fmt: skip
         layout, of_past = ("merged", "b s (h d)") if number % 4 == 1 else ("standard", "b h s d")
         name = f"written {keys}, {added} at {start} of {group}, {rotary}, {dtype}"
         made.append(case_of(name, dtype, sizes, layout, mask, past=keys, position=(start, added), tables=tables,
@@ -477,7 +478,7 @@ LARGE_CASES = (
   _large("GPT-2, written", "float16", (1, 12, 12, 1, 1024, 64, 64), "packed", ("bool", (1, 1, 1, 1024)), past=1024,
          position=(1000, 1)),
   _large("Llama, written", "bfloat16", (2, 16, 4, 1, 1024, 64, 64), "packed, fewer heads",
-         tables=("float", (2, 1, 32)), past=1024, position=(-3, 1), rotary="half"),
+         tables=("float", (2, 1, 32)), past=1024, position=(-3, 1), rotary="half", causal="lower_right"),
   # Many keys, for the engine on wgmma: two tiles of queries and more, keys that end within one.
   _large("Whisper", "float16", (1, 6, 700, 700, 64), "packed"),
   _large("lower right", "bfloat16", (2, 4, 2, 333, 777, 128, 128), "merged", causal="lower_right"),

@@ -81,6 +81,7 @@ from ..passes.simplify.late_expand import LATE_EXPAND
 from ..passes.simplify.lone_split import LONE_SPLIT
 from ..passes.simplify.narrow_concat import NARROW_CONCAT
 from ..passes.simplify.nested_slices import NESTED_SLICES
+from ..passes.simplify.outer_product import OUTER_PRODUCT
 from ..passes.simplify.remove_identities import REMOVE_IDENTITIES
 from ..passes.simplify.repeated_constants import REPEATED_CONSTANTS
 from ..passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
@@ -209,6 +210,7 @@ TABLE: tuple[Step, ...] = (
   Step(PADDED_ORDER, QUIET_ROUND, "of the Transposes around Pads that remain; it leaves the Pad of a row"),
   Step(FLAT_PAD, QUIET_ROUND, "after the layout is chosen, which knows a Pad's axes"),
   Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
+  Step(OUTER_PRODUCT, QUIET_ROUND, "after attention, whose products may have one column; before products are ours"),
   Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
   Step(MATMUL_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
   Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),

@@ -18,7 +18,8 @@ _ORDER = """
     attention-to-tf32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
     vector-conv-transpose turn-conv-transpose image-output paired-columns lone-split transpose-views attention-views
-    col2im-to-gather padded-order flat-pad row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views
+    col2im-to-gather padded-order flat-pad row-order outer-product matmul-to-fused matmul-to-tf32 patches-to-matmul
+    matmul-views
     batch-first
     matmul-epilogue channel-products split-products early-transpose norm-prologue fuse-conv-grad any-to-sum slow-sums
     fuse-sum-to
@@ -35,7 +36,8 @@ BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
     fuse-lstm lstm-to-tf32 fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output
     paired-columns
-    lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad row-order matmul-to-fused
+    lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad row-order outer-product
+    matmul-to-fused
     matmul-to-tf32
     early-transpose norm-prologue slow-sums fuse-sum-to pointwise-views fuse-pointwise lone-pointwise norm-order
     gated-products norm-matmul matmul-norm fuse-transpose

@@ -154,7 +154,7 @@ def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = Tru
   _infer_shapes(attention, [TensorType(x.dtype, x.shape) for x in inputs])
   q, k, v = operands(attention, inputs)
   present = [] if attention.past is None else [numpy_reference.laid_out(x, attention.past) for x in (k, v)]
-  y = numpy_reference.attention(q, k, v, inputs[3] if attention.mask_dtype else None, scores_of(attention))
+  y = numpy_reference.attention(q, k, v, inputs[3] if attention.mask_dtype else None, scores_of(attention, inputs))
   laid_out = numpy_reference.laid_out(y, attention.y)
   with np.errstate(over="ignore"):
     return [laid_out.astype(inputs[0].dtype) if rounded else laid_out, *present]
@@ -183,11 +183,13 @@ def operands(attention: Attention, inputs: Sequence[Array]) -> list[Array]:
   return found
 
 
-def scores_of(attention: Attention) -> numpy_reference.Scores:
+def scores_of(attention: Attention, inputs: Sequence[Array]) -> numpy_reference.Scores:
   """What reference.py needs to know of a node."""
-  return numpy_reference.Scores(
-    attention.scale, attention.softcap, attention.causal, attention.window, attention.masked_rows == "zero"
-  )
+  zero, position = attention.masked_rows == "zero", None
+  if attention.has_position and attention.past is not None:
+    rows = numpy_reference.view(inputs[attention.input("past_key")], attention.past, attention.kv_heads).shape[2]
+    position = numpy_reference.first_of(int(inputs[attention.input("position")].item()), rows)
+  return numpy_reference.Scores(attention.scale, attention.softcap, attention.causal, attention.window, zero, position)
 
 
 OPERATOR = Operator(

@@ -514,7 +514,8 @@ AttentionProblem OverPresent(const AttentionProblem& problem) {
   AttentionProblem over = problem;
   over.k = problem.present_key;
   over.v = problem.present_value;
-  over.has_past = over.has_position = false;
+  over.has_past = false;
+  over.has_position = problem.sees_position();
   over.are_keys_rotated = true;
   return over;
 }

@@ -45,6 +45,7 @@ struct AttentionProblem {
   // all of them are written to present. Where there is a position, the past rows are all the keys, and the new ones
   // replace those from there on; a negative one counts from the end.
   bool has_past = false, has_position = false;
+  int64_t position = -1;  // where it is known, from 0 on: on the CPU
   int64_t past = 0, added = 0;
   View past_key, past_value, present_key, present_value;
 
@@ -52,7 +53,9 @@ struct AttentionProblem {
   bool rotates_keys() const { return is_rotary() && !are_keys_rotated; }
   int64_t group() const { return heads / kv_heads; }  // the heads of Q that share one of K and V
   // Query i sees no key behind i + last_seen(), with any `causal` but kNone.
-  int64_t last_seen() const { return causal == Causal::kLowerRight ? keys - queries : 0; }
+  int64_t last_seen() const { return causal != Causal::kLowerRight ? 0 : position >= 0 ? position : keys - queries; }
+  // Whether a GPU reads that from the position.
+  bool sees_position() const { return has_position && causal == Causal::kLowerRight; }
   // A row of which every score is -inf is 0, else NaN: without keys it is the sum over nothing.
   bool zero_where_nothing_is_seen() const { return masked_rows_are_zero || keys == 0; }
 };

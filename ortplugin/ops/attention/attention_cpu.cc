@@ -387,7 +387,7 @@ class Present {
     for (int64_t row = 0; row < p_.past && present != past; ++row)
       CopyRow(
         p_.dtype, past + at(of_past, row), of_past.column, present + at(of_present, row), of_present.column, size);
-    const int64_t start = p_.has_position ? *tensors_.position : p_.past, first = start < 0 ? start + p_.past : start;
+    const int64_t first = p_.has_position ? p_.position : p_.past;
     for (int64_t i = 0; i < p_.added; ++i) {
       const char* const from = added + at(of_added, i);
       char* const to = present + at(of_present, first + i);
@@ -411,13 +411,14 @@ class Present {
 };
 
 template <typename T>
-void Compute(Run& run, const AttentionProblem& problem, Tensors tensors) {
+void Compute(Run& run, AttentionProblem problem, Tensors tensors) {
   if (!problem.has_past) return Attend<T>(run, problem, tensors);
-  if (problem.has_position && problem.added > 0) {
+  if (problem.has_position) {
     const int64_t position = *tensors.position, first = position < 0 ? position + problem.past : position;
     if (first < 0 || first > problem.past - problem.added)
       Fail("position is ", position, ", but ", problem.added, " rows from there on must be among the ", problem.past,
         " of the cache");
+    problem.position = first;
   }
   run.parallel_for(static_cast<size_t>(problem.batch * problem.kv_heads), [&](size_t task) {
     const auto both = static_cast<int64_t>(task);

@@ -111,14 +111,17 @@ class _Attention(Builder):
     shape = self.op("Concat", *map(product, layout.axes), axis=0)
     self.reshape(y, shape, output)
 
-  def seen(self, scores: str, causal: str, window: int) -> str:
-    """[S, T]: whether query i sees key j, of scores [B, H, S, T]."""
+  def seen(self, scores: str, causal: str, window: int, position: str) -> str:
+    """[S, T]: whether query i sees key j, of scores [B, H, S, T]. `position`: of a cache that is written, or ""."""
     queries, keys = self.dim(scores, 2), self.dim(scores, 3)
     zero, one = self.constant(0, _INTEGER), self.constant(1, _INTEGER)
     scalar = self.integers()
     last = self.op("Range", zero, self.op("Reshape", queries, scalar), one)
     key = self.op("Range", zero, self.op("Reshape", keys, scalar), one)
-    if causal == "lower_right":
+    if position and causal == "lower_right":
+      is_negative = self.op("Less", position, self.integers(0))
+      last = self.op("Add", last, self.op("Where", is_negative, self.op("Add", position, keys), position))
+    elif causal == "lower_right":
       last = self.op("Add", last, self.op("Sub", keys, queries))
     last = self.op("Reshape", last, self.op("Concat", queries, self.integers(1), axis=0))
     seen = self.op("Not", self.op("Greater", key, last))
@@ -182,7 +185,8 @@ def decomposed(attention: Attention, inputs: Sequence[str], outputs: Sequence[st
   elif attention.mask_dtype:
     s = b.op("Add", s, widened(inputs[3], attention.mask_dtype))
   if attention.causal != "none":
-    s = b.op("Where", b.seen(s, attention.causal, attention.window), s, nothing)
+    position = inputs[attention.input("position")] if attention.has_position else ""
+    s = b.op("Where", b.seen(s, attention.causal, attention.window, position), s, nothing)
   p = b.op("Softmax", s, axis=3)
   if attention.masked_rows == "zero":
     alive = b.sum(b.cast(b.op("Not", b.op("Equal", s, nothing)), wide), [3], keepdims=True)

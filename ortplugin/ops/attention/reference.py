@@ -33,10 +33,15 @@ def laid_out(y: Array, layout: Layout) -> Array:
   return np.ascontiguousarray(y.transpose(["bhsd".index(name) for name in layout.order])).reshape(shape)
 
 
+def first_of(start: int, rows: int) -> int:
+  """Of a position that may count from the end, that from the front."""
+  return start + rows if start < 0 else start
+
+
 def written(cache: Array, start: int, x: Array) -> Array:
   """The cache [b, h, t, d] with x [b, h, s, d] in the place of its rows from `start` on."""
   y: Array = cache.copy()
-  first = start % max(cache.shape[2], 1)
+  first = first_of(start, cache.shape[2])
   y[:, :, first : first + x.shape[2]] = x
   return y
 
@@ -50,15 +55,17 @@ class Scores:
   causal: str
   window: int
   zero: bool  # rows of which every score is -inf are 0
+  position: int | None = None  # from which on a cache is written, from 0 on
 
 
-def seen(queries: int, keys: int, causal: str, window: int) -> Array:
+def seen(queries: int, keys: int, how: Scores) -> Array:
   """[queries, keys]: whether query i sees key j."""
-  if causal == "none":
+  if how.causal == "none":
     return np.ones((queries, keys), np.bool_)
-  last = np.arange(queries)[:, None] + (keys - queries if causal == "lower_right" else 0)
+  behind = keys - queries if how.position is None else how.position
+  last = np.arange(queries)[:, None] + (behind if how.causal == "lower_right" else 0)
   key = np.arange(keys)[None, :]
-  return np.asarray((key <= last) & ((key > last - window) | (window == 0)))
+  return np.asarray((key <= last) & ((key > last - how.window) | (how.window == 0)))
 
 
 def scores(q: Array, k: Array, mask: Array | None, how: Scores) -> Array:
@@ -69,7 +76,7 @@ def scores(q: Array, k: Array, mask: Array | None, how: Scores) -> Array:
       s = how.softcap * np.tanh(s / how.softcap)
     if mask is not None:
       s = np.where(mask, s, -np.inf) if mask.dtype == np.bool_ else s + mask.astype(np.float64)
-  return np.where(seen(s.shape[2], s.shape[3], how.causal, how.window), s, -np.inf)
+  return np.where(seen(s.shape[2], s.shape[3], how), s, -np.inf)
 
 
 def softmax(s: Array, zero: bool) -> Array:

@@ -9,18 +9,25 @@ The Concats are along the sequence, and the new rows are those of the queries. K
 which they are views, as in fuse_attention.py.
 
 Or the cache has all of its rows from the start, as Hugging Face's StaticCache, and UpdateSlice(past_key, K, position)
-is in the place of each Concat; then `position` is the last input, and `cache` is "write".
+is in the place of each Concat; then `position` is the last input, and `cache` is "write". A mask that lets the one new
+row of a step see what stands up to its position is causal "lower_right".
 """
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph import DOMAIN, Scope, dims, label, labelled, show
+from ...graph import DOMAIN, ONE, Scope, dims, label, labelled, show
 from ...ops.attention import layout as layouts
 from ..driver import Applied, Missed, Outcome, RulePass
+from .mask_operand import stripped
+from .mask_values import ELEMENTS
 from .node import is_attention, number_of_past
 from .operands import equal, layout_at, read_farther, remove_unused, sizes_of
+from .scores import LARGE_NEGATIVE
 
 _JOINS = ("Concat", f"{DOMAIN}::UpdateSlice")
+# Of each: whether the key stays where it is true, and which operand the keys' numbers are.
+_COMPARISONS = {"LessOrEqual": (True, 0), "GreaterOrEqual": (True, 1), "Greater": (False, 0), "Less": (False, 1)}
 
 
 def draw_in(scope: Scope, node: gs.Node) -> Outcome:
@@ -42,6 +49,9 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
   if key.op == "UpdateSlice":
     attributes["cache"] = "write"
     inputs.append(key.inputs[2])
+    if _masks_what_follows(scope, node, key):
+      del inputs[3], attributes["mask_dtype"]
+      attributes["causal"] = "lower_right"
   new = gs.Node("FusedAttention", node.name, attributes, inputs, [], node.domain)
   labels: tuple[str, ...] = labelled(key, value)
   scope.replace([key, value, node], new, [*node.outputs, key.outputs[0], value.outputs[0]])
@@ -97,6 +107,40 @@ def _is_along(scope: Scope, join: gs.Node, along: list[int], rank: int) -> bool:
     a == b for axis, (a, b) in enumerate(zip(cache or (), added or (), strict=True)) if [axis] != along
   )
   return whole and list(join.attrs["axes"]) == along and list(join.attrs.get("steps", [1])) == [1]
+
+
+def _masks_what_follows(scope: Scope, node: gs.Node, write: gs.Node) -> bool:
+  """Whether the mask of the one query is: the number of the key is at most the position at which it is written."""
+  if "mask_dtype" not in node.attrs or "causal" in node.attrs:
+    return False
+  given = dims(scope, node.inputs[0])
+  rows = None if given is None else sizes_of(layout_at(node, 0), given, int(node.attrs["heads"]))
+  if rows is None or rows["s"] != ONE:
+    return False
+  mask, kept = node.inputs[3], True
+  if node.attrs["mask_dtype"] != "bool":
+    where = scope.producer(mask, "Where")
+    added = [] if where is None else [scope.scalar(each) for each in where.inputs[1:]]
+    if where is None or 0 not in added or not any(each is not None and each <= LARGE_NEGATIVE for each in added):
+      return False
+    mask, kept = where.inputs[0], added[0] == 0
+  mask, kept = stripped(scope, mask, kept)
+  compared = scope.producer(mask, *_COMPARISONS)
+  if compared is None:
+    return False
+  is_kept, keys = _COMPARISONS[scope.op(compared)]
+  numbers = scope.constant(compared.inputs[keys], ELEMENTS)
+  if kept != is_kept or numbers is None or not numbers.ndim or numbers.size != numbers.shape[-1]:
+    return False
+  position = compared.inputs[1 - keys]
+  while not equal(scope, position, write.inputs[2]):
+    view = scope.producer(position, "Unsqueeze", "Squeeze", "Reshape", "Identity")
+    if view is None:
+      return False
+    position = view.inputs[0]
+  cache = scope.shape(write.inputs[0])
+  along = next(iter(write.attrs["axes"]))
+  return cache is not None and cache[along] == numbers.size and bool((numbers.ravel() == np.arange(numbers.size)).all())
 
 
 ATTENTION_CACHE = RulePass("attention-cache", "a cache of keys and values becomes part of FusedAttention", draw_in)

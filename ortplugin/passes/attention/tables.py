@@ -133,7 +133,10 @@ def _table(scope: Scope, node: gs.Node, table: gs.Tensor, found: Rotation, place
   if (values := scope.constant(table, ELEMENTS)) is not None:
     half = _columns(values, found.interleaved)[0] if found.is_doubled else values
     return _shared(scope, np.squeeze(half, tuple(ones)), table.name)
-  if found.is_doubled:
+  made = _first_half(scope, node, table, found.pairs) if found.is_doubled and not found.interleaved else None
+  if made is not None:
+    table = made
+  elif found.is_doubled:
     numbers = [(0,), (2 * found.pairs if found.interleaved else found.pairs,), (-1,)]
     numbers += [(2,)] if found.interleaved else []
     operands = [integers(scope, each, "slice") for each in numbers]
@@ -145,6 +148,19 @@ def _table(scope: Scope, node: gs.Node, table: gs.Tensor, found: Rotation, place
   if scope.opset < 13:
     return emit(scope, node, "Squeeze", [table], shape, axes=ones)
   return emit(scope, node, "Squeeze", [table, integers(scope, ones, "axes")], shape)
+
+
+def _first_half(scope: Scope, before: gs.Node, table: gs.Tensor, pairs: int) -> gs.Tensor | None:
+  """What `_is_doubled` has found to be of equal halves, made of one of them; None where that takes more operators."""
+  node = scope.producer(table, "Concat", *UNARY, "Unsqueeze")
+  if node is None or scope.op(node) == "Concat":
+    return None if node is None else node.inputs[0]
+  if (half := _first_half(scope, before, node.inputs[0], pairs)) is None:
+    return None
+  shape = (*(scope.shape(table) or ())[:-1], pairs)
+  made = emit(scope, before, node.op, [half, *node.inputs[1:]], shape, **node.attrs)
+  made.dtype = table.dtype
+  return made
 
 
 def _shared(scope: Scope, values: Array, name: str) -> gs.Tensor:

@@ -383,19 +383,30 @@ __cluster_dims__(CLUSTER, 1, 1)
 #else
   constexpr int past = 0;
 #endif
+  const int step = CLUSTER * WARPS * KEYS, of_warp = (place.block * WARPS + threadIdx.x / 32) * KEYS;
+#if HAS_PAST
+  const auto prefetch = [&](int first, int rows) {
+#pragma unroll
+    for (int stage = 0; stage < STAGES; ++stage) {
+      prefetch_rows<HEAD_SIZE>(k, first + stage * step, rows);
+      prefetch_rows<VALUE_SIZE>(v, first + stage * step, rows);
+    }
+  };
+#endif
+#if SEES_POSITION
+#if HAS_PAST
+  prefetch(of_warp, min((long long)past, position_of(a) + 1));  // a hint: the position need not be there yet
+#endif
+  grid_dependency_wait();
+#endif
   // What any of the queries sees; new keys are rotated for present, too.
   const Keys seen(a);
   const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
   const int begin = (ROTARY ? min(seen_from, HAS_POSITION ? 0 : past) : seen_from) / KEYS * KEYS;
   const int end = ROTARY ? keys : seen_to;
-  const int step = CLUSTER * WARPS * KEYS;
-  int first = begin + (place.block * WARPS + threadIdx.x / 32) * KEYS, next = first;
-#if HAS_PAST
-#pragma unroll
-  for (int stage = 0; stage < STAGES; ++stage) {
-    prefetch_rows<HEAD_SIZE>(k, first + stage * step, past);
-    prefetch_rows<VALUE_SIZE>(v, first + stage * step, past);
-  }
+  int first = begin + of_warp, next = first;
+#if HAS_PAST && !SEES_POSITION
+  prefetch(first, past);
 #endif
 #if ROTARY
   for (int i = threadIdx.x; i < ROWS * QK_PITCH / 8; i += THREADS) ((uint4*)q)[i] = make_uint4(0, 0, 0, 0);

@@ -52,7 +52,7 @@ int64_t Section(const AttentionProblem& problem, const cuda::DeviceFacts& device
 
 bool FitsFlashWgmma(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device) {
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
-  if (!device.has_wgmma() || !aligned || problem.has_past) return false;
+  if (!device.has_wgmma() || !aligned || problem.has_past || problem.has_position) return false;
   if (problem.has_mask || problem.is_rotary()) return false;
   if (problem.head_size % 8 != 0 || problem.value_size % 8 != 0) return false;
   for (const AttentionProblem::View& view : {problem.q, problem.k, problem.v, problem.y})

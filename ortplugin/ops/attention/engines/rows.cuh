@@ -32,11 +32,11 @@ typedef Rows RotatedRows;
 // Which row of K and V a key is; negative: of past.
 template <typename T>
 struct AddedRows {
-#if HAS_POSITION
+#if HAS_PAST && HAS_POSITION
   T first, count;
   DEVICE explicit AddedRows(const Arguments& a) : count((T)a.added) {
-    const long long position = *a.position, there = position < 0 ? position + a.past : position;
-    first = (T)(there < 0 || there > a.past - a.added ? a.past : there);  // no key is new where they do not fit
+    const long long position = position_of(a);
+    first = (T)(position < 0 || position > a.past - a.added ? a.past : position);  // no key is new where they do not fit
   }
   DEVICE T of(T key) const { return key - first < count ? key - first : -1; }
 #elif HAS_PAST

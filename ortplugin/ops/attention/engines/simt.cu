@@ -60,10 +60,10 @@ DEVICE compute_t score(const Arguments& a, compute_t product, long long mask_row
   }
 #endif
 #if IS_CAUSAL
-  seen = seen && key <= query + a.last_seen;
+  seen = seen && key <= query + LAST_SEEN(a);
 #endif
 #if HAS_WINDOW
-  seen = seen && key > query + a.last_seen - a.window;
+  seen = seen && key > query + LAST_SEEN(a) - a.window;
 #endif
   return seen ? s : -infinity(s);
 }
@@ -193,10 +193,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_simt(const Ar
   }
   long long key = 0, last = a.keys;  // what the block's queries see
 #if IS_CAUSAL
-  if (last > first + ROWS + a.last_seen) last = first + ROWS + a.last_seen;
+  if (last > first + ROWS + LAST_SEEN(a)) last = first + ROWS + LAST_SEEN(a);
 #endif
 #if HAS_WINDOW
-  if (first + a.last_seen - a.window >= 0) key = first + a.last_seen - a.window + 1;
+  if (first + LAST_SEEN(a) - a.window >= 0) key = first + LAST_SEEN(a) - a.window + 1;
 #endif
   for (; key < last; key += KEYS) {
     compute_t s[ROWS_OF_WARP], weights[ROWS_OF_WARP];

@@ -53,8 +53,10 @@ std::vector<AttentionLaunch> PlanAttention(
   if (!has_queries) return launches;
   std::vector<size_t> over{0, inputs + 1, inputs + 2};
   for (size_t i = 3; i < inputs - past; ++i) over.push_back(i);
+  const AttentionProblem present = OverPresent(problem);
+  if (present.has_position) over.push_back(inputs - 1);
   over.push_back(inputs);
-  launches.push_back({MakeAttention(OverPresent(problem), aligned, device), over});
+  launches.push_back({MakeAttention(present, aligned, device), over});
   return launches;
 }
 
@@ -85,7 +87,10 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
        << (problem.has_past ? "  long long past, added, present_rows;\n  View past_key_view, past_value_view, "
                               "present_key_view, present_value_view;\n"
                             : "")
-       << "};\n\n";
+       << "};\n\n#define SEES_POSITION " << problem.sees_position() << "\n";
+  if (problem.has_position)
+    text << "DEVICE long long position_of(const Arguments& a) { return *a.position + (*a.position < 0 ? a.keys : 0); }\n";
+  text << "#define LAST_SEEN(a) " << (problem.sees_position() ? "position_of(a)" : "(a).last_seen") << "\n\n";
   return text.str();
 }
 

@@ -125,7 +125,7 @@ FORMS = {
       GPT_J, tables(*ROWS, doubled="interleaved"), "interleaved", at="b s h d"),
   "tables of the graph": Form(
       FULL, {}, shape=(2, 5, 4), before=DOUBLED, inputs="float[2,5,4] f",
-      left=("Concat", "Cos", "Sin", "Unsqueeze", "Unsqueeze", "Slice", "Squeeze", "Slice", "Squeeze")),
+      left=("Cos", "Unsqueeze", "Squeeze", "Sin", "Unsqueeze", "Squeeze")),
   "tables of the graph, neighbours": Form(
       GPT_J, {}, "interleaved", at="b s h d", before=REPEATED, inputs="float[1,5,4] f",
       left=("Unsqueeze", "Expand", "Reshape", "Cos", "Sin", "Unsqueeze", "Unsqueeze", "Slice", "Squeeze", "Slice",
