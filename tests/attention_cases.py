@@ -45,8 +45,8 @@ class Case:
 
   `sizes`: batch, heads, heads of K and V, queries, keys, head size of Q and K, head size of V. `mask`: its dtype and
   shape; `tables`: those of cos and sin. `values` is the row of VALUES that makes Q and K; those of V are normal.
-  `past`: how many of the keys are a cache's, None without one; `position`: that from which on K and V replace them, and
-  how many rows these have. `hidden`: what a mask adds to scores that it masks.
+  `past`: how many of the keys are a cache's, None without one; `position`: those from which on K and V
+  replace them, and how many rows these have. `hidden`: what a mask adds to scores that it masks.
   """
 
   name: str
@@ -59,7 +59,7 @@ class Case:
   tables: tuple[str, Shape] | None = None
   past: int | None = None
   hidden: float = -np.inf
-  position: tuple[int, int] | None = None
+  position: tuple[tuple[int, ...], int] | None = None
 
   @property
   def layouts(self):
@@ -89,7 +89,7 @@ class Case:
       layout = parse(str(dict(self.attributes).get("past_layout", "b h s d")))
       shapes = (shape_of(layout, kv_heads, Sizes(batch, self.past, d)) for d in (head_size, value_size))
       made += [tuple(dim for dim in shape if isinstance(dim, int)) for shape in shapes]
-    made += [] if self.position is None else [(1,)]
+    made += [] if self.position is None else [(len(self.position[0]),)]
     return tuple(made)
 
   @property
@@ -110,7 +110,7 @@ class Case:
       if name == "mask":
         made[name] = self._mask(rng, shape)
       elif name == "position":
-        made[name] = np.asarray(self.position[:1], np.int64)
+        made[name] = np.asarray(self.position[0], np.int64)
       elif name in ("cos", "sin") and self.tables:
         function = np.cos if name == "cos" else np.sin
         angles = np.random.default_rng(len(self.name)).uniform(-9, 9, shape)  # of both
@@ -448,7 +448,8 @@ def _written():
           {}, CAUSAL["lower right"], CAUSAL["window"], CAUSAL["upper left"])[(number + len(rotary)) % 4]  # fmt: skip
         layout, of_past = ("merged", "b s (h d)") if number % 4 == 1 else ("standard", "b h s d")
         name = f"written {keys}, {added} at {start} of {group}, {rotary}, {dtype}"
-        made.append(case_of(name, dtype, sizes, layout, mask, past=keys, position=(start, added), tables=tables,
+        starts = (start, (start + 5) % (keys - added + 1)) if len(rotary) % 2 else (start,)  # for each text, or one
+        made.append(case_of(name, dtype, sizes, layout, mask, past=keys, position=(starts, added), tables=tables,
                             masked_rows="zero", past_layout=of_past, **given))  # fmt: skip
   return [case for case in made if not case.tables or case.sizes[3] == case.position[1]]
 
@@ -476,9 +477,9 @@ LARGE_CASES = (
   _large("Llama with a cache", "bfloat16", (2, 16, 4, 1, 1025, 64, 64), "packed, fewer heads",
          tables=("float", (2, 1, 32)), past=1024, rotary="half"),
   _large("GPT-2, written", "float16", (1, 12, 12, 1, 1024, 64, 64), "packed", ("bool", (1, 1, 1, 1024)), past=1024,
-         position=(1000, 1)),
+         position=((1000,), 1)),
   _large("Llama, written", "bfloat16", (2, 16, 4, 1, 1024, 64, 64), "packed, fewer heads",
-         tables=("float", (2, 1, 32)), past=1024, position=(-3, 1), rotary="half", causal="lower_right"),
+         tables=("float", (2, 1, 32)), past=1024, position=((-3, 7), 1), rotary="half", causal="lower_right"),
   # Many keys, for the engine on wgmma: two tiles of queries and more, keys that end within one.
   _large("Whisper", "float16", (1, 6, 700, 700, 64), "packed"),
   _large("lower right", "bfloat16", (2, 4, 2, 333, 777, 128, 128), "merged", causal="lower_right"),

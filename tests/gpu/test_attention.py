@@ -196,8 +196,8 @@ def test_a_cache_is_written_in_place(name):
   (y, *_) = OPERATOR.reference(case.node(), case.inputs())
   outputs = [cupy.zeros(y.shape, y.dtype), given["past_key"], given["past_value"]]
   binding = bind(session, arrays, outputs)
-  start, added = case.position
-  for position in (start, start, 0 if start else case.past - added):
+  starts, added = case.position
+  for position in (starts, starts, [case.past - added] * len(starts)):
     given["position"][:] = position
     inputs = [cupy.asnumpy(given[name]) for name in case.names]
     cupy.cuda.get_current_stream().synchronize()

@@ -74,7 +74,7 @@ AttentionProblem WithPast(DType dtype, const Sizes& sizes, int64_t past, int64_t
   for (const int64_t size : {sizes.head_size, sizes.value_size})
     shapes.push_back({sizes.batch, sizes.kv_heads, past, size});
   attributes.problem.has_position = has_position;
-  if (has_position) shapes.push_back({1});
+  if (has_position) shapes.push_back({sizes.queries == 1 ? sizes.batch : 1});
   return FitAttention(attributes, shapes).problem;
 }
 

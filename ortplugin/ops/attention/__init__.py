@@ -113,8 +113,9 @@ def _infer_shapes(attention: Attention, inputs: Sequence[TensorType]) -> list[Te
       past if attention.has_position else past + added if isinstance(past, int) and isinstance(added, int) else None
     )
   position = given["position"].shape if attention.has_position else None
-  if position is not None and (len(position) > 1 or any(isinstance(dim, int) and dim != 1 for dim in position)):
-    raise ModelError(f"{where}: position is {show(position)}, but must be [] or [1]")
+  wrong = [dim for dim in position or () if isinstance(dim, int) and isinstance(batch, int) and dim not in (1, batch)]
+  if position is not None and (len(position) > 1 or wrong):
+    raise ModelError(f"{where}: position is {show(position)}, but must be [], [1] or [b], and b of Q is {batch}")
   if attention.has_position and isinstance(added, int) and isinstance(keys, int) and added > keys:
     raise ModelError(f"{where}: s of K is {added}, but must be at most {keys}, the rows of the cache")
   for name, size in (("K", head), ("V", value)):
@@ -176,7 +177,7 @@ def operands(attention: Attention, inputs: Sequence[Array]) -> list[Array]:
       for name in ("past_key", "past_value")
     ]
     if attention.has_position:
-      start = int(inputs[attention.input("position")].item())
+      start = inputs[attention.input("position")]
       found[1:] = [numpy_reference.written(cache, start, x) for cache, x in zip(past, found[1:], strict=True)]
     else:
       found[1:] = [np.concatenate(pair, axis=2) for pair in zip(past, found[1:], strict=True)]
@@ -188,7 +189,7 @@ def scores_of(attention: Attention, inputs: Sequence[Array]) -> numpy_reference.
   zero, position = attention.masked_rows == "zero", None
   if attention.has_position and attention.past is not None:
     rows = numpy_reference.view(inputs[attention.input("past_key")], attention.past, attention.kv_heads).shape[2]
-    position = numpy_reference.first_of(int(inputs[attention.input("position")].item()), rows)
+    position = numpy_reference.first_of(inputs[attention.input("position")], rows)
   return numpy_reference.Scores(attention.scale, attention.softcap, attention.causal, attention.window, zero, position)
 
 

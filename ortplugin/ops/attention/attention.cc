@@ -495,8 +495,12 @@ AttentionShape FitAttention(const AttentionAttributes& attributes, const std::ve
   }
   if (problem.has_past) {
     problem.past = sizes.past.size;
-    if (problem.has_position && (inputs.back().size() > 1 || ElementCount(inputs.back()) != 1))
-      Fail("position is ", ToString(inputs.back()), ", but must be [] or [1]");
+    if (problem.has_position) {
+      const Shape& position = inputs.back();
+      problem.position_batch = position.size() == 1 && position[0] != 1;
+      if (position.size() > 1 || (problem.position_batch && position[0] != b))
+        Fail("position is ", ToString(position), ", but must be [], [1] or [b], and b of Q is ", b);
+    }
     if (problem.has_position && problem.added > problem.past)
       Fail("s of K is ", problem.added, ", but must be at most ", problem.past, ", the rows of the cache");
     const auto view = [&](int64_t rows, int64_t size) {

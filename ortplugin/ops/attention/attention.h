@@ -42,10 +42,11 @@ struct AttentionProblem {
   int64_t pairs = 0, rotary_batch = 0;
   bool are_keys_rotated = false;  // already: only Q is
   // With a cache, `keys` counts its `past` rows and then the `added` ones that K and V have, which alone are rotated;
-  // all of them are written to present. Where there is a position, the past rows are all the keys, and the new ones
-  // replace those from there on; a negative one counts from the end.
+  // all of them are written to present. Where there are positions, the past rows are all the keys, and the new ones
+  // replace those from there on; negative positions count from the end.
   bool has_past = false, has_position = false;
-  int64_t position = -1;  // where it is known, from 0 on: on the CPU
+  int64_t position_batch = 0;  // 1: each batch has a position of its own
+  std::vector<int64_t> positions;  // where they are known, from 0 on: on the CPU
   int64_t past = 0, added = 0;
   View past_key, past_value, present_key, present_value;
 
@@ -53,7 +54,10 @@ struct AttentionProblem {
   bool rotates_keys() const { return is_rotary() && !are_keys_rotated; }
   int64_t group() const { return heads / kv_heads; }  // the heads of Q that share one of K and V
   // Query i sees no key behind i + last_seen(), with any `causal` but kNone.
-  int64_t last_seen() const { return causal != Causal::kLowerRight ? 0 : position >= 0 ? position : keys - queries; }
+  int64_t last_seen(int64_t batch = 0) const {
+    if (causal != Causal::kLowerRight) return 0;
+    return positions.empty() ? keys - queries : positions[static_cast<size_t>(batch * position_batch)];
+  }
   // Whether a GPU reads that from the position.
   bool sees_position() const { return has_position && causal == Causal::kLowerRight; }
   // A row of which every score is -inf is 0, else NaN: without keys it is the sum over nothing.

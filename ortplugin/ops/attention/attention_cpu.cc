@@ -173,8 +173,8 @@ class Block {
     std::fill(std::begin(sum_), std::end(sum_), T(0));
     int64_t key = 0, last = p_.keys;  // what the block's queries see
     if (p_.causal != AttentionProblem::Causal::kNone) {
-      last = std::clamp<int64_t>(first + rows_ + p_.last_seen(), 0, p_.keys);
-      if (p_.window > 0) key = std::max<int64_t>(0, first + p_.last_seen() - p_.window + 1);
+      last = std::clamp<int64_t>(first + rows_ + p_.last_seen(batch), 0, p_.keys);
+      if (p_.window > 0) key = std::max<int64_t>(0, first + p_.last_seen(batch) - p_.window + 1);
     }
     for (; key < last; key += kKeys) {
       const int64_t count = std::min(kKeys, last - key);
@@ -221,7 +221,7 @@ class Block {
     if (p_.causal == AttentionProblem::Causal::kNone) return;
     for (int64_t j = 0; j < count; ++j) {
       // The queries that see the key: from `begin` on, and before `end`.
-      const int64_t begin = key + j - p_.last_seen() - first_, end = p_.window > 0 ? begin + p_.window : pitch_;
+      const int64_t begin = key + j - p_.last_seen(batch_) - first_, end = p_.window > 0 ? begin + p_.window : pitch_;
       T* const of_key = s + j * pitch_;
       std::fill_n(of_key, std::clamp<int64_t>(begin, 0, pitch_), -kInfinity);
       const int64_t behind = std::clamp<int64_t>(end, 0, pitch_);
@@ -387,7 +387,7 @@ class Present {
     for (int64_t row = 0; row < p_.past && present != past; ++row)
       CopyRow(
         p_.dtype, past + at(of_past, row), of_past.column, present + at(of_present, row), of_present.column, size);
-    const int64_t first = p_.has_position ? p_.position : p_.past;
+    const int64_t first = p_.has_position ? p_.positions[static_cast<size_t>(batch * p_.position_batch)] : p_.past;
     for (int64_t i = 0; i < p_.added; ++i) {
       const char* const from = added + at(of_added, i);
       char* const to = present + at(of_present, first + i);
@@ -413,12 +413,13 @@ class Present {
 template <typename T>
 void Compute(Run& run, AttentionProblem problem, Tensors tensors) {
   if (!problem.has_past) return Attend<T>(run, problem, tensors);
-  if (problem.has_position) {
-    const int64_t position = *tensors.position, first = position < 0 ? position + problem.past : position;
+  const int64_t positions = problem.has_position ? problem.position_batch * (problem.batch - 1) + 1 : 0;
+  for (int64_t i = 0; i < positions; ++i) {
+    const int64_t position = tensors.position[i], first = position < 0 ? position + problem.past : position;
     if (first < 0 || first > problem.past - problem.added)
       Fail("position is ", position, ", but ", problem.added, " rows from there on must be among the ", problem.past,
         " of the cache");
-    problem.position = first;
+    problem.positions.push_back(first);
   }
   run.parallel_for(static_cast<size_t>(problem.batch * problem.kv_heads), [&](size_t task) {
     const auto both = static_cast<int64_t>(task);

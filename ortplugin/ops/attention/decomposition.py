@@ -112,18 +112,18 @@ class _Attention(Builder):
     self.reshape(y, shape, output)
 
   def seen(self, scores: str, causal: str, window: int, position: str) -> str:
-    """[S, T]: whether query i sees key j, of scores [B, H, S, T]. `position`: of a cache that is written, or ""."""
+    """Whether query i sees key j, of scores [B, H, S, T]. `position`: of a cache that is written, or ""."""
     queries, keys = self.dim(scores, 2), self.dim(scores, 3)
     zero, one = self.constant(0, _INTEGER), self.constant(1, _INTEGER)
     scalar = self.integers()
     last = self.op("Range", zero, self.op("Reshape", queries, scalar), one)
     key = self.op("Range", zero, self.op("Reshape", keys, scalar), one)
-    if position and causal == "lower_right":
-      is_negative = self.op("Less", position, self.integers(0))
-      last = self.op("Add", last, self.op("Where", is_negative, self.op("Add", position, keys), position))
-    elif causal == "lower_right":
+    if causal == "lower_right" and not position:
       last = self.op("Add", last, self.op("Sub", keys, queries))
     last = self.op("Reshape", last, self.op("Concat", queries, self.integers(1), axis=0))
+    if causal == "lower_right" and position:
+      first = self.op("Where", self.op("Less", position, self.integers(0)), self.op("Add", position, keys), position)
+      last = self.op("Add", last, self.reshape(first, self.integers(-1, 1, 1, 1)))
     seen = self.op("Not", self.op("Greater", key, last))
     if not window:
       return seen
@@ -157,7 +157,7 @@ def decomposed(attention: Attention, inputs: Sequence[str], outputs: Sequence[st
     if attention.has_position:
       start, scalar = inputs[attention.input("position")], b.integers()
       added = b.op("Range", b.constant(0, _INTEGER), b.op("Reshape", b.dim(x, 2), scalar), b.constant(1, _INTEGER))
-      rows = b.reshape(b.op("Add", start, added), b.integers(1, 1, -1, 1))
+      rows = b.op("Add", b.reshape(start, b.integers(-1, 1, 1, 1)), b.reshape(added, b.integers(-1, 1)))
       x = b.op("ScatterElements", past, b.op("Expand", rows, b.op("Shape", x)), x, axis=2)
     else:
       x = b.op("Concat", past, x, axis=2)

@@ -33,16 +33,16 @@ def laid_out(y: Array, layout: Layout) -> Array:
   return np.ascontiguousarray(y.transpose(["bhsd".index(name) for name in layout.order])).reshape(shape)
 
 
-def first_of(start: int, rows: int) -> int:
-  """Of a position that may count from the end, that from the front."""
-  return start + rows if start < 0 else start
+def first_of(start: Array, rows: int) -> Array:
+  """Of positions that may count from the end, those from the front."""
+  return np.where(start < 0, start + rows, start)
 
 
-def written(cache: Array, start: int, x: Array) -> Array:
-  """The cache [b, h, t, d] with x [b, h, s, d] in the place of its rows from `start` on."""
+def written(cache: Array, start: Array, x: Array) -> Array:
+  """The cache [b, h, t, d] with x [b, h, s, d] in the place of its rows from `start` on, one or one for each b."""
   y: Array = cache.copy()
-  first = first_of(start, cache.shape[2])
-  y[:, :, first : first + x.shape[2]] = x
+  for batch, first in enumerate(np.broadcast_to(first_of(start, cache.shape[2]).reshape(-1), (len(y),))):
+    y[batch, :, first : first + x.shape[2]] = x[batch]
   return y
 
 
@@ -55,14 +55,14 @@ class Scores:
   causal: str
   window: int
   zero: bool  # rows of which every score is -inf are 0
-  position: int | None = None  # from which on a cache is written, from 0 on
+  position: Array | None = None  # from which row on a cache is written: one, or one for each batch
 
 
 def seen(queries: int, keys: int, how: Scores) -> Array:
-  """[queries, keys]: whether query i sees key j."""
+  """[queries, keys], or with positions [b or 1, 1, queries, keys]: whether query i sees key j."""
   if how.causal == "none":
     return np.ones((queries, keys), np.bool_)
-  behind = keys - queries if how.position is None else how.position
+  behind = np.array(keys - queries) if how.position is None else how.position.reshape(-1, 1, 1, 1)
   last = np.arange(queries)[:, None] + (behind if how.causal == "lower_right" else 0)
   key = np.arange(keys)[None, :]
   return np.asarray((key <= last) & ((key > last - how.window) | (how.window == 0)))

@@ -8,24 +8,26 @@
 The Concats are along the sequence, and the new rows are those of the queries. K and V are then read from the tensors of
 which they are views, as in fuse_attention.py.
 
-Or the cache has all of its rows from the start, as Hugging Face's StaticCache, and UpdateSlice(past_key, K, position)
-is in the place of each Concat; then `position` is the last input, and `cache` is "write". A mask that lets the one new
+Or the cache has all of its rows from the start, as Hugging Face's StaticCache, and UpdateSlice(past_key, K, position),
+or ONNX's TensorScatter with a position for each text, is in the place of each Concat; then `position` is the last
+input, and `cache` is "write". A mask that lets the one new
 row of a step see what stands up to its position is causal "lower_right".
 """
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph import DOMAIN, ONE, Scope, dims, label, labelled, show
+from ...graph import DOMAIN, ONE, Scope, dims, label, labelled, optional_input, show
 from ...ops.attention import layout as layouts
 from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import integers
 from .mask_operand import stripped
 from .mask_values import ELEMENTS
 from .node import is_attention, number_of_past
 from .operands import equal, layout_at, read_farther, remove_unused, sizes_of
 from .scores import LARGE_NEGATIVE
 
-_JOINS = ("Concat", f"{DOMAIN}::UpdateSlice")
+_JOINS = ("Concat", "TensorScatter", f"{DOMAIN}::UpdateSlice")
 # Of each: whether the key stays where it is true, and which operand the keys' numbers are.
 _COMPARISONS = {"LessOrEqual": (True, 0), "GreaterOrEqual": (True, 1), "Greater": (False, 0), "Less": (False, 1)}
 
@@ -46,10 +48,11 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
   if str(layout) != layouts.STANDARD:
     attributes["past_layout"] = str(layout)
   inputs = [node.inputs[0], key.inputs[1], value.inputs[1], *node.inputs[3:], key.inputs[0], value.inputs[0]]
-  if key.op == "UpdateSlice":
+  if key.op != "Concat":
     attributes["cache"] = "write"
-    inputs.append(key.inputs[2])
-    if _masks_what_follows(scope, node, key):
+    start = optional_input(key, 2)
+    inputs.append(integers(scope, [0], "position") if start is None else start)
+    if start is not None and _masks_what_follows(scope, node, key):
       del inputs[3], attributes["mask_dtype"]
       attributes["causal"] = "lower_right"
   new = gs.Node("FusedAttention", node.name, attributes, inputs, [], node.domain)
@@ -78,10 +81,12 @@ def _why_not(scope: Scope, node: gs.Node, key: gs.Node, value: gs.Node) -> str |
   along = [number for number, axis in enumerate(layout.axes) if [atom.name for atom in axis] == ["s"]]
   given = dims(scope, node.inputs[0])
   rows = None if given is None else sizes_of(layout_at(node, 0), given, int(node.attrs["heads"]))
-  if key.op != value.op or (key.op == "UpdateSlice" and not equal(scope, key.inputs[2], value.inputs[2])):
+  starts = [each for each in (optional_input(key, 2), optional_input(value, 2)) if each is not None]
+  alike = key.op == value.op and (key.op == "Concat" or len(starts) != 1)
+  if not alike or (key.op != "Concat" and starts and not equal(scope, *starts)):
     return f"K and V are not written to their caches alike: {label(key)} and {label(value)}"
   for concat in (key, value):
-    if not _is_along(scope, concat, along, len(layout.axes)):
+    if not _is_along(scope, concat, along, layout):
       return f"{label(concat)} is none of two tensors along the sequence of '{layout}'"
     added = dims(scope, concat.inputs[1])
     if rows is None or added is None or added[along[0]] != rows["s"]:
@@ -97,8 +102,9 @@ def _why_not(scope: Scope, node: gs.Node, key: gs.Node, value: gs.Node) -> str |
   return None
 
 
-def _is_along(scope: Scope, join: gs.Node, along: list[int], rank: int) -> bool:
+def _is_along(scope: Scope, join: gs.Node, along: list[int], layout: layouts.Layout) -> bool:
   """Whether it joins two tensors along this axis, or writes rows of it that have all of the others."""
+  rank = len(layout.axes)
   if join.op == "Concat":
     return [int(join.attrs.get("axis", 0)) % rank] == along and len(join.inputs) == 2
   cache, added = (dims(scope, tensor) for tensor in join.inputs[:2])
@@ -106,7 +112,12 @@ def _is_along(scope: Scope, join: gs.Node, along: list[int], rank: int) -> bool:
   whole = whole and all(
     a == b for axis, (a, b) in enumerate(zip(cache or (), added or (), strict=True)) if [axis] != along
   )
-  return whole and list(join.attrs["axes"]) == along and list(join.attrs.get("steps", [1])) == [1]
+  if join.op == "UpdateSlice":
+    return whole and list(join.attrs["axes"]) == along and list(join.attrs.get("steps", [1])) == [1]
+  start = optional_input(join, 2)
+  fits = start is None or scope.shape(start) == (1,) or [atom.name for atom in layout.axes[0]] == ["b"]
+  axis = int(join.attrs.get("axis", -2)) % rank
+  return whole and fits and [axis] == along and join.attrs.get("mode", "linear") == "linear"
 
 
 def _masks_what_follows(scope: Scope, node: gs.Node, write: gs.Node) -> bool:
@@ -139,7 +150,7 @@ def _masks_what_follows(scope: Scope, node: gs.Node, write: gs.Node) -> bool:
       return False
     position = view.inputs[0]
   cache = scope.shape(write.inputs[0])
-  along = next(iter(write.attrs["axes"]))
+  along = next(iter(write.attrs["axes"])) if write.op == "UpdateSlice" else int(write.attrs.get("axis", -2))
   return cache is not None and cache[along] == numbers.size and bool((numbers.ravel() == np.arange(numbers.size)).all())
 
 

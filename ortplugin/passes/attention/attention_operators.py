@@ -58,7 +58,6 @@ def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
 
 def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
   """Q, K, V [B, H, S, D] or [B, S, H D], attn_mask; a row that is masked whole is 0 in ONNX Runtime."""
-  check_absent(node, 6, "lengths")
   windows = [name for name in ("left_window_size", "right_window_size") if node.attrs.get(name, -1) != -1]
   if windows:
     raise NotFusableError(f"{windows[0]} is {node.attrs[windows[0]]}")
@@ -85,12 +84,31 @@ def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
     masks.append(_mask(scope, mask, atoms, filling))
     if lengths_of(scope, mask)[-1:] != [atoms.t.size]:
       raise NotFusableError(f"the mask, of shape {show(scope.shape(mask))}, may be shorter than the keys")
+  causal = _corner(atoms, cache) if node.attrs.get("is_causal", 0) else ""
+  if (lengths := optional_input(node, 6)) is not None:
+    masks.append(Mask(_within(scope, node, lengths, atoms, bool(causal)), atoms.scores, -np.inf))
+    causal = ""
   softcap = float(node.attrs.get("softcap", 0.0))
   scale = float(node.attrs.get("scale", 0.0)) or default_scale(atoms)
-  chain = Chain((node,), tuple(masks), scale / (softcap or 1.0), softcap, zeroed=True,
-                causal=_corner(atoms, cache) if node.attrs.get("is_causal", 0) else "")  # fmt: skip
+  chain = Chain((node,), tuple(masks), scale / (softcap or 1.0), softcap, zeroed=True, causal=causal)
   y = read_heads(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat)
   return core_of(node, reads, y, chain, atoms, cache)
+
+
+def _within(scope: Scope, node: gs.Node, lengths: gs.Tensor, atoms: Atoms, causal: bool) -> gs.Tensor:
+  """Bools [B, 1, S, T]: which of the first `lengths` keys a query sees; `causal`: the last one all, each before it one
+  less."""
+  keys, queries = atoms.t.size.known, atoms.s.size.known
+  if keys is None or (causal and queries is None):
+    raise NotFusableError(f"it reads lengths, '{lengths.name}', and the number of queries or keys is not known")
+  last = unsqueeze(scope, node, lengths, [1, 2, 3])
+  if causal and queries != 1:
+    behind = scope.add_constant(np.arange(1 - (queries or 0), 1)[:, None], f"{node.name}/behind")
+    last = emit(scope, node, "Add", [last, behind], (*(scope.shape(lengths) or ()), 1, queries, 1))
+  numbers = scope.add_constant(np.arange(keys), f"{node.name}/keys")
+  seen = emit(scope, node, "Less", [numbers, last], (*(scope.shape(last) or ())[:-1], keys))
+  seen.dtype = np.dtype(np.bool_)
+  return seen
 
 
 def _corner(atoms: Atoms, cache: Cache | None) -> str:

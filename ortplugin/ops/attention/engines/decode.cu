@@ -369,7 +369,7 @@ __cluster_dims__(CLUSTER, 1, 1)
   const int past = (int)a.past;
   if (threadIdx.x >= THREADS) {
     grid_dependency_wait();
-    const AddedRows<int> added(a);
+    const AddedRows<int> added(a, place.batch);
     const int first_of_warp = (place.block * WRITERS + (threadIdx.x - THREADS) / 32) * KEYS;
 #pragma unroll 1
     for (int first = first_of_warp; first < keys; first += CLUSTER * WRITERS * KEYS) {
@@ -395,12 +395,13 @@ __cluster_dims__(CLUSTER, 1, 1)
 #endif
 #if SEES_POSITION
 #if HAS_PAST
-  prefetch(of_warp, min((long long)past, position_of(a) + 1));  // a hint: the position need not be there yet
+  prefetch(
+    of_warp, min((long long)past, position_of(a, place.batch) + 1));  // a hint: the position need not be there yet
 #endif
   grid_dependency_wait();
 #endif
   // What any of the queries sees; new keys are rotated for present, too.
-  const Keys seen(a);
+  const Keys seen(a, place.batch);
   const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
   const int begin = (ROTARY ? min(seen_from, HAS_POSITION ? 0 : past) : seen_from) / KEYS * KEYS;
   const int end = ROTARY ? keys : seen_to;
@@ -414,7 +415,7 @@ __cluster_dims__(CLUSTER, 1, 1)
 #endif
 
   grid_dependency_wait();
-  const AddedRows<int> added(a);
+  const AddedRows<int> added(a, place.batch);
   const auto copy_tile = [&](int stage) {
     storage_t* const to = stages + stage * STAGE_ELEMENTS;
     if (next < end) {

@@ -440,7 +440,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
   const long long batch = both / heads, head = both % heads, key_head = head / (unsigned)a.group;
   const int first_row = tile * ROWS, last_row = min(first_row + ROWS, queries) - 1;
   if (SEES_POSITION) grid_dependency_wait();
-  const Keys seen(a);
+  const Keys seen(a, batch);
   const int begin = (seen.first(first_row) / BLOCK_N + group) * BLOCK_N, end = seen.last(last_row);
 
   const storage_t* const q = a.q + a.q_view.offset + batch * a.q_view.batch + head * a.q_view.head;

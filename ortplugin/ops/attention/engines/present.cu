@@ -15,7 +15,7 @@ DEVICE void write(const Arguments& a, index_t item, const storage_t* added, cons
   const storage_t* past, const View& past_view, storage_t* present, const View& present_view) {
   const index_t keys = (index_t)a.keys, kv_heads = (index_t)(a.heads / a.group), row = item / (WIDTH / VECTOR);
   const long long d = item % (WIDTH / VECTOR) * VECTOR, key = row % keys, both = row / keys;
-  const long long head = both % kv_heads, batch = both / kv_heads, own = AddedRows<long long>(a).of(key);
+  const long long head = both % kv_heads, batch = both / kv_heads, own = AddedRows<long long>(a, batch).of(key);
   if (HAS_POSITION && own < 0 && past == present) return;
   storage_t* const to =
     present + batch * present_view.batch + head * present_view.head + key * present_view.row + d * present_view.column;

@@ -34,18 +34,19 @@ template <typename T>
 struct AddedRows {
 #if HAS_PAST && HAS_POSITION
   T first, count;
-  DEVICE explicit AddedRows(const Arguments& a) : count((T)a.added) {
-    const long long position = position_of(a);
-    first = (T)(position < 0 || position > a.past - a.added ? a.past : position);  // no key is new where they do not fit
+  DEVICE AddedRows(const Arguments& a, long long batch) : count((T)a.added) {
+    const long long position = position_of(a, batch);
+    first =
+      (T)(position < 0 || position > a.past - a.added ? a.past : position);  // no key is new where they do not fit
   }
   DEVICE T of(T key) const { return key - first < count ? key - first : -1; }
 #elif HAS_PAST
   const T first;
-  DEVICE explicit AddedRows(const Arguments& a) : first((T)a.past) {}
+  DEVICE AddedRows(const Arguments& a, long long) : first((T)a.past) {}
   DEVICE T of(T key) const { return key - first; }
 #else
   static const T first = 0;
-  DEVICE explicit AddedRows(const Arguments&) {}
+  DEVICE AddedRows(const Arguments&, long long) {}
   DEVICE T of(T key) const { return key; }
 #endif
   // Offsets of 32 bits count from here, for keys from `key` on.

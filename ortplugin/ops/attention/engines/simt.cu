@@ -43,7 +43,8 @@ DEVICE void load_tile(Tile& tile, const Loaded& rows, long long key, long long k
 }
 
 // The score of a query and a key that the product of theirs gives. A lane beyond the keys has -inf.
-DEVICE compute_t score(const Arguments& a, compute_t product, long long mask_row, long long query, long long key) {
+DEVICE compute_t score(
+  const Arguments& a, compute_t product, long long mask_row, long long query, long long key, long long last_seen) {
   compute_t s = product * (compute_t)a.scale;
 #if HAS_SOFTCAP
   s = (compute_t)a.softcap * hyperbolic_tangent(s / (compute_t)a.softcap);
@@ -60,10 +61,10 @@ DEVICE compute_t score(const Arguments& a, compute_t product, long long mask_row
   }
 #endif
 #if IS_CAUSAL
-  seen = seen && key <= query + LAST_SEEN(a);
+  seen = seen && key <= query + last_seen;
 #endif
 #if HAS_WINDOW
-  seen = seen && key > query + LAST_SEEN(a) - a.window;
+  seen = seen && key > query + last_seen - a.window;
 #endif
   return seen ? s : -infinity(s);
 }
@@ -191,12 +192,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_simt(const Ar
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) results[r][c] = 0;
   }
+  const long long last_seen = LAST_SEEN(a, batch);
   long long key = 0, last = a.keys;  // what the block's queries see
 #if IS_CAUSAL
-  if (last > first + ROWS + LAST_SEEN(a)) last = first + ROWS + LAST_SEEN(a);
+  if (last > first + ROWS + last_seen) last = first + ROWS + last_seen;
 #endif
 #if HAS_WINDOW
-  if (first + LAST_SEEN(a) - a.window >= 0) key = first + LAST_SEEN(a) - a.window + 1;
+  if (first + last_seen - a.window >= 0) key = first + last_seen - a.window + 1;
 #endif
   for (; key < last; key += KEYS) {
     compute_t s[ROWS_OF_WARP], weights[ROWS_OF_WARP];
@@ -204,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_simt(const Ar
 #pragma unroll
     for (int r = 0; r < ROWS_OF_WARP; ++r) {
       compute_t factor;
-      weights[r] = weigh(score(a, s[r], mask_row, first + own + r, key + lane), most[r], sum[r], factor);
+      weights[r] = weigh(score(a, s[r], mask_row, first + own + r, key + lane, last_seen), most[r], sum[r], factor);
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) results[r][c] *= factor;
     }

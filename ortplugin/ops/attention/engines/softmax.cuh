@@ -41,7 +41,8 @@ DEVICE float sum_of_row(float x) {
 // Which keys a query sees: from first(row) to before last(row).
 struct Keys {
   int keys, behind, window;  // behind: query i sees the keys up to i + behind
-  DEVICE explicit Keys(const Arguments& a) : keys((int)a.keys), behind((int)LAST_SEEN(a)), window((int)a.window) {}
+  DEVICE explicit Keys(const Arguments& a, long long batch = 0)
+    : keys((int)a.keys), behind((int)LAST_SEEN(a, batch)), window((int)a.window) {}
   DEVICE int last(int row) const { return IS_CAUSAL ? max(0, min(keys, row + behind + 1)) : keys; }
   DEVICE int first(int row) const { return HAS_WINDOW ? max(0, row + behind + 1 - window) : 0; }
 };

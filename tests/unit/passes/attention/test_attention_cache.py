@@ -3,8 +3,8 @@ one."""
 
 import numpy as np
 import pytest
-from attention_helpers import attentions, attributes, graph, in_float  # noqa: F401, a fixture
-from pass_helpers import add_weights, operators, parametrize, run_pass, run_same, stays
+from attention_helpers import assert_equal, attentions, attributes, feeds, graph, in_float  # noqa: F401, a fixture
+from pass_helpers import add_weights, model, operators, parametrize, run_pass, run_same, stays
 
 from ortplugin.optimizer.pipeline import (
   ATTENTION_CACHE,
@@ -188,11 +188,71 @@ def static(nodes):
   return graph(nodes, f"float[2,1,96] x, int64[1] place, {past}", f"float[2,1,32] y, {present}")
 
 
+STATIC_PASSES = (UPDATE_SLICE, SCATTER_TRANSPOSE, DEAD_NODES)
+
+
 def test_a_position_that_a_run_tells():
-  optimized, _ = run_same(static(STATIC), UPDATE_SLICE, SCATTER_TRANSPOSE, DEAD_NODES, *PASSES)
+  optimized, _ = run_same(static(STATIC), *STATIC_PASSES, *PASSES)
   (node,) = attentions(optimized)
   assert (attributes(node)["cache"], list(node.input[:5])) == ("write", ["x", "x", "x", "past_key", "past_value"])
   assert "UpdateSlice" not in operators(optimized)
+
+
+def masked(seen, added="nil, none"):
+  """With the mask that `seen` makes of the keys' numbers and the position."""
+  mask = f"""numbers = {{0,1,2,3,4,5,6}}  at = Unsqueeze(rows, one)  {seen}
+    none = float {{-1e31}}  nil = float {{0}}  m = Where(seen, {added})  masked = Add(scaled, m)  """
+  return static(STATIC.replace("p = Softmax<axis=-1>(scaled)", f"{mask} p = Softmax<axis=-1>(masked)"))
+
+
+@parametrize("seen", ["LessOrEqual(numbers, at)", "GreaterOrEqual(at, numbers)", "Greater(numbers, at)", "not"])
+def test_a_mask_of_what_follows_is_causal(seen):
+  less = "less = Less(at, numbers)  seen = Not(less)"
+  added = "none, nil" if seen.startswith("Greater(") else "nil, none"
+  original = masked(less if seen == "not" else f"seen = {seen}", added)
+  optimized, _ = run_same(original, *STATIC_PASSES, *PASSES)
+  (node,) = attentions(optimized)
+  assert (attributes(node)["causal"], len(node.input)) == ("lower_right", 6)
+
+
+@parametrize("seen", [
+  "seen = Less(numbers, at)", "seen = GreaterOrEqual(numbers, at)",
+  "next = Add(at, one)  seen = LessOrEqual(numbers, next)",
+  "others = {1,0,2,3,4,5,6}  seen = LessOrEqual(others, at)",
+])  # fmt: skip
+def test_another_mask_stays_one(seen):
+  optimized, _ = run_same(masked(seen), *STATIC_PASSES, *PASSES)
+  (node,) = attentions(optimized)
+  assert ("causal" in attributes(node), attributes(node)["mask_dtype"]) == (False, "float")
+
+
+SCATTERED = """present_key = TensorScatter{0}(past_key, k{1})  present_value = TensorScatter{0}(past_value, v{1})
+  y = Attention<is_causal=1>(q, present_key, present_value, , , , lengths)"""
+
+
+def tensor_scatter(nodes):
+  past, present = (f"float[2,2,7,8] {time}_key, {time}_value" for time in ("past", "present"))
+  heads = "float[2,4,2,8] q, float[2,2,2,8] k, v, int64[2] lengths, int64[2] places"
+  return model(f"({heads}, {past}) => (float[2,4,2,8] y, {present}) {{ {nodes} }}", 24, ir=10)
+
+
+@parametrize("given", [("", ""), ("<axis=2>", ", places"), ('<mode="linear">', ", places")])
+def test_tensor_scatter(given):
+  """ONNX's own form: each text has a position and a length of its own."""
+  original = tensor_scatter(SCATTERED.format(*given))
+  feed = {"lengths": np.array([7, 4]), "places": np.array([5, 2])}
+  optimized, _ = run_pass(original, *FUSE, ATTENTION_CACHE, DEAD_NODES)
+  assert_equal(original, optimized, feeds(original) | feed)
+  (node,) = attentions(optimized)
+  assert attributes(node)["cache"] == "write"
+  assert list(node.input[4:6]) == ["past_key", "past_value"]
+
+
+def test_a_ring_stays():
+  original = tensor_scatter(SCATTERED.format('<mode="circular">', ", places"))
+  fused, _ = run_pass(original, *FUSE)
+  assert attentions(fused)
+  stays(fused, ATTENTION_CACHE, "is none of two tensors along")
 
 
 @parametrize(

@@ -51,6 +51,17 @@ def test_attention_of_onnx(form, opset):
   assert attributes(found) == expected
 
 
+@parametrize("causal", [0, 1])
+@parametrize("queries", [1, 3])
+@parametrize("lengths", [[5, 2], [3, 0]])
+def test_lengths_of_the_keys(causal, queries, lengths):
+  """Of a cache that is the caller's: the last query is the last of so many keys."""
+  heads = f"float[2,4,{queries},8] q, float[2,2,5,8] k, v, int64[2] l"
+  node = f"y = Attention<is_causal={causal}>(q, k, v, , , , l)"
+  _, found = fused(operator(node, heads, f"float[2,4,{queries},8] y", 24), given={"l": np.array(lengths)})
+  assert attributes(found) == {"scale": ROOT, "mask_dtype": "bool", "masked_rows": "zero"}
+
+
 def test_a_row_that_is_masked_whole_is_zero():
   original = operator("y = Attention(q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y")
   mask = np.ones((5, 5), bool)
