@@ -182,7 +182,7 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& devic
     const std::string text = test::Joined(architecture, " ", kernel->entry, " ", NameOf(test_case.problem.dtype()), " ",
       ToString(test_case.problem.result()), " kernel ", test_case.problem.rows().kernel, " stride ",
       test_case.problem.rows().stride, " threads ", kernel->launch.blocks, "x", kernel->launch.threads);
-    if (!test::IsTaken(architecture, text, 3)) continue;
+    if (!test::IsTaken(architecture, text, 5)) continue;
     test::Compiled compiled(kernel->source, architecture);
     compiled.Check(text);
     CHECK_WITH(test::Contains(compiled.code(), kernel->entry), compiled.variant());

@@ -49,7 +49,7 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& devic
       ToString(problem.result()), " kernel ", problem.rows().kernel, " stride ", problem.rows().stride, ": tile ",
       config.tile_h, "x", config.tile_w, " parts ", config.parts, " chunk ", config.chunk, " vector ", config.vector,
       " blocks ", kernel->launch.blocks, "x", kernel->launch.threads);
-    if (!test::IsTaken(architecture, text, 3)) continue;
+    if (!test::IsTaken(architecture, text, 5)) continue;
     test::Compiled compiled(kernel->source, architecture);
     compiled.Check(text);
     // Measured on an H200 with the blocks that its registers hold, of which shared memory may hold fewer.
