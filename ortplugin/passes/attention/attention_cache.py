@@ -10,8 +10,8 @@ which they are views, as in fuse_attention.py.
 
 Or the cache has all of its rows from the start, as Hugging Face's StaticCache, and UpdateSlice(past_key, K, position),
 or ONNX's TensorScatter with a position for each text, is in the place of each Concat; then `position` is the last
-input, and `cache` is "write". A mask that lets the one new
-row of a step see what stands up to its position is causal "lower_right".
+input, and `cache` is "write". A mask that lets the one new row of a step see what stands up to its position is causal
+"lower_right".
 """
 
 import numpy as np
@@ -122,7 +122,7 @@ def _is_along(scope: Scope, join: gs.Node, along: list[int], layout: layouts.Lay
 
 def _masks_what_follows(scope: Scope, node: gs.Node, write: gs.Node) -> bool:
   """Whether the mask of the one query is: the number of the key is at most the position at which it is written."""
-  if "mask_dtype" not in node.attrs or "causal" in node.attrs:
+  if "mask_dtype" not in node.attrs or "causal" in node.attrs or scope.shape(write.inputs[2]) not in ((), (1,)):
     return False
   given = dims(scope, node.inputs[0])
   rows = None if given is None else sizes_of(layout_at(node, 0), given, int(node.attrs["heads"]))

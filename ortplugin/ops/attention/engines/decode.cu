@@ -395,16 +395,22 @@ __cluster_dims__(CLUSTER, 1, 1)
 #endif
 #if SEES_POSITION
 #if HAS_PAST
-  prefetch(
-    of_warp, min((long long)past, position_of(a, place.batch) + 1));  // a hint: the position need not be there yet
+  // Of a position that a kernel may still be writing: a hint, in which nothing is wrong.
+  prefetch(of_warp, min((long long)past, position_of(a, place.batch)));
 #endif
   grid_dependency_wait();
+  const AddedRows<int> added(a, place.batch);
 #endif
   // What any of the queries sees; new keys are rotated for present, too.
   const Keys seen(a, place.batch);
   const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
-  const int begin = (ROTARY ? min(seen_from, HAS_POSITION ? 0 : past) : seen_from) / KEYS * KEYS;
-  const int end = ROTARY ? keys : seen_to;
+#if ROTARY && SEES_POSITION
+  const int begin = min(seen_from, added.first) / KEYS * KEYS, end = max(seen_to, min(keys, added.first + added.count));
+#elif ROTARY
+  const int begin = min(seen_from, HAS_POSITION ? 0 : past) / KEYS * KEYS, end = keys;
+#else
+  const int begin = seen_from / KEYS * KEYS, end = seen_to;
+#endif
   int first = begin + of_warp, next = first;
 #if HAS_PAST && !SEES_POSITION
   prefetch(first, past);
@@ -414,8 +420,10 @@ __cluster_dims__(CLUSTER, 1, 1)
   sync_computing();
 #endif
 
+#if !SEES_POSITION
   grid_dependency_wait();
   const AddedRows<int> added(a, place.batch);
+#endif
   const auto copy_tile = [&](int stage) {
     storage_t* const to = stages + stage * STAGE_ELEMENTS;
     if (next < end) {
