@@ -111,10 +111,33 @@ def projections(g, x, heads):
   return found
 
 
-def masked(g, scores):
-  """The scores with up to two masks: of keys, of pairs, a triangle, a bias."""
+def cached(g, k, v):
+  """K and V behind the rows of a cache, or in the place of some of them; and at which position, where there is one."""
+  length = k.shape[2]
+  if g.opset < 12 or g.chance(0.6):
+    return k, v, None
+  rows = length + g.rng.randint(0, 4)
+  pasts = [g.input(g.numbers([*each.shape[:2], rows, each.shape[3]])) for each in (k, v)]
+  if g.chance(0.4):
+    return *(g.op("Concat", past, each, axis=2) for past, each in zip(pasts, (k, v), strict=True)), None
+  place = np.asarray([g.rng.randint(0, rows - length)])
+  position = g.input(place) if length == 1 else g.constant(place)
+  index = g.op("Reshape", g.op("Add", position, g.ints(range(length))), g.ints([-1, 1]))
+  made = []
+  for past, each in zip(pasts, (k, v), strict=True):
+    first, back = (2, 0, 1, 3), (1, 2, 0, 3)
+    written = g.op("ScatterND", g.op("Transpose", past, perm=first), index, g.op("Transpose", each, perm=first))
+    made.append(g.op("Transpose", written, perm=back))
+  return *made, position
+
+
+def masked(g, scores, position=None):
+  """The scores with up to two masks: of keys, of pairs, a triangle, a bias; or of the keys behind a position."""
   n, heads, rows, columns = scores.shape
   low, zero = g.constant(-1e4, scores.dtype), g.constant(0.0, scores.dtype)
+  if position is not None and g.chance(0.6):
+    seen = g.op("LessOrEqual", g.ints(range(columns)), g.op("Reshape", position, g.ints([1, 1])))
+    return g.op("Add", scores, g.op("Where", seen, zero, low))
   for _ in range(g.choice([0, 1, 1, 2])):
     kind = g.choice(["keys", "pairs", "triangle", "bias"])
     if kind == "bias":
@@ -139,6 +162,7 @@ def attention(g):
   n, length, width = x.shape
   heads = 2 if width % 2 == 0 and g.chance(0.6) else 1
   q, k, v = projections(g, x, heads)
+  k, v, position = cached(g, k, v) if k.shape[1] == v.shape[1] else (k, v, None)
   keys = g.op("Transpose", k, perm=[0, 1, 3, 2])
   scale = float(width // heads) ** -0.5
   if g.chance(0.4):
@@ -149,7 +173,7 @@ def attention(g):
   if g.chance(0.2):
     cap = g.constant(g.choice([1.0, 4.0]), x.dtype)
     scores = g.op("Mul", g.op("Tanh", g.op("Div", scores, cap)), cap)
-  scores = masked(g, scores)
+  scores = masked(g, scores, position)
   weights = g.op("Softmax", scores, axis=-1 if g.opset >= 11 else 3)
   if g.opset >= 9 and g.chance(0.2):
     weights = g.op("Where", g.op("IsNaN", weights), g.constant(0.0, x.dtype), weights)
