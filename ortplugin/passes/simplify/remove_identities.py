@@ -1,12 +1,13 @@
 """Nodes that give back their input are removed: Identity, Dropout in inference, a Cast to the same dtype, a Reshape,
 Expand or Transpose that changes nothing, a Pad by 0, a Slice of all, a Concat, Sum, Mean, Max or Min of one input. Of
-an UpdateSlice of all the updates are left, and of a Cast to a dtype that holds every value, and back, the Cast back.
+an UpdateSlice of all the updates are left, and of a Cast to a dtype that holds every value, and back, the Cast back. An
+integer to which the constant 0 is added, as the positions of a step of one token are, is at most a Reshape of it.
 
 ONNX Runtime (1.32) takes such a Cast back out as well, whatever its level of optimization, but only where nodes of the
 same graph read it: a body that does finds no value, and the run fails. So it may not stay, and what a pass or a
 conversion of precision puts between two Casts must not be nothing.
 
-Arithmetic such as x + 0 or x * 1 stays: it may broadcast, and x + 0 turns -0 into 0.
+Other arithmetic such as x + 0 or x * 1 stays: it may broadcast, and x + 0 turns -0 into 0.
 """
 
 import numpy as np
@@ -16,6 +17,7 @@ from ...graph import DOMAIN, Scope, equal, label, optional_input
 from ...graph.disputed import disputed
 from ...program.dtypes import holds
 from ..driver import Applied, Outcome, RulePass
+from ..emit import integers
 
 UPDATE_SLICE = f"{DOMAIN}::UpdateSlice"
 END = 2**31 - 1  # from here on the end of a Slice is that of the tensor, as exporters write it
@@ -23,6 +25,8 @@ END = 2**31 - 1  # from here on the end of a Slice is that of the tensor, as exp
 
 def remove_identity(scope: Scope, node: gs.Node) -> Outcome:
   """Lets what reads the node's output read its input; a graph output keeps its name."""
+  if scope.op(node) == "Add" and (reshaped := _one_integer(scope, node)) is not None:
+    return reshaped
   if (x := _given_back(scope, node)) is None:
     return None
   y = node.outputs[0]
@@ -46,6 +50,9 @@ def _given_back(scope: Scope, node: gs.Node) -> gs.Tensor | None:
   op = scope.op(node)
   if op == UPDATE_SLICE:
     return node.inputs[1] if _is_whole(scope, node) else None
+  if op == "Add":
+    x = _without_zero(scope, node)
+    return x if x is not None and equal(scope.shape(x), scope.shape(node.outputs[0])) else None
   if op not in _TESTS or not node.inputs or node.inputs[0].is_empty():
     return None
   if any(scope.used_beyond(tensor, []) for tensor in node.outputs[1:] if not tensor.is_empty()):
@@ -53,6 +60,25 @@ def _given_back(scope: Scope, node: gs.Node) -> gs.Tensor | None:
   if _TESTS[op](scope, node):
     return node.inputs[0]
   return _widened(scope, node) if op == "Cast" else None
+
+
+def _without_zero(scope: Scope, add: gs.Node) -> gs.Tensor | None:
+  """What the constant 0 is added to, of integers."""
+  for zero, other in (add.inputs, reversed(add.inputs)):
+    value = scope.constant(zero, 1)
+    if value is not None and value.dtype.kind in "iu" and value.size == 1 and not value.any():
+      return other if other.name not in disputed(scope.graph) else None
+  return None
+
+
+def _one_integer(scope: Scope, add: gs.Node) -> Outcome:
+  """0 + x of one element as a Reshape of x, where the sum has more axes."""
+  x, shape = _without_zero(scope, add), scope.shape(add.outputs[0])
+  if x is None or shape is None or scope.shape(x) in (None, shape) or any(dim != 1 for dim in shape):
+    return None
+  new = gs.Node("Reshape", add.name, {}, [x, integers(scope, [1] * len(shape), "shape")])
+  scope.replace([add], new, [add.outputs[0]])
+  return Applied((label(add),), new)
 
 
 def _widened(scope: Scope, cast: gs.Node) -> gs.Tensor | None:

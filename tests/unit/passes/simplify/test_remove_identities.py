@@ -33,6 +33,26 @@ def test_removed(node):
   run_same(original, REMOVE_IDENTITIES, into="Sin Neg", changes=1)
 
 
+@parametrize(("shape", "zero", "into"), [
+  ("1", "int64[1] {0}", "Neg"), ("3", "int64[1] {0}", "Neg"), ("N", "int64 {0}", "Neg"),
+  ("3", "int64[1,1] {0}", "Add Neg"), ("1", "int64[1] {1}", "Add Neg"), ("1", "int64[3] {0,0,0}", "Add Neg"),
+])  # fmt: skip
+@parametrize("sum_", ["Add(zero, x)", "Add(x, zero)"])
+def test_an_integer_and_zero(shape, zero, into, sum_):
+  run_same(f"(int64[{shape}] x) => (y) {{ zero = {zero}  a = {sum_}  y = Neg(a) }}", REMOVE_IDENTITIES, into=into)
+
+
+def test_one_integer_and_zero():
+  """The position of one token, as exporters write it."""
+  original = "(int64[1] x) => (y) { zero = int64[1] {0}  s = Squeeze(x)  a = Add(zero, s)  y = Neg(a) }"
+  run_same(original, REMOVE_IDENTITIES, into="Squeeze Reshape Neg")
+
+
+def test_a_float_and_zero():
+  """Which turns -0 into 0."""
+  run_same("(float[3] x) => (y) { zero = float {0}  a = Add(x, zero)  y = Neg(a) }", REMOVE_IDENTITIES, into="Add Neg")
+
+
 WIDER = {
   "float": ["double"],
   "float16": ["float", "double"],
