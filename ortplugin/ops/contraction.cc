@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+
 namespace ortplugin {
 
 static Shape Each(const std::vector<Window>& windows, int64_t Window::* number) {
@@ -26,6 +28,13 @@ Shape ChannelsLast(const Shape& first) {
   Shape last = first;
   if (first.size() > 2) std::rotate(last.begin() + 1, last.begin() + 2, last.end());
   return last;
+}
+
+std::string WindowMacros(const Contraction& problem) {
+  const Window &h = problem.rows(), &w = problem.columns();
+  return Defines({{"IMAGE_H", h.size}, {"IMAGE_W", w.size}, {"OUT_H", h.out}, {"OUT_W", w.out}, {"KERNEL_H", h.kernel},
+    {"KERNEL_W", w.kernel}, {"STRIDE_H", h.stride}, {"STRIDE_W", w.stride}, {"PAD_TOP", h.pad_begin},
+    {"PAD_LEFT", w.pad_begin}});
 }
 
 Contraction::Dtypes Contraction::AllOf(DType dtype) {

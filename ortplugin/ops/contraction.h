@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ortplugin/runtime/ort/ort.h"
@@ -83,5 +84,6 @@ struct Contraction {
 // A shape with channels last, of data or weights, with channels first, and back.
 Shape ChannelsFirst(const Shape& last);
 Shape ChannelsLast(const Shape& first);
+std::string WindowMacros(const Contraction& problem);  // for a kernel in two dimensions: IMAGE_H, .., PAD_LEFT
 
 }  // namespace ortplugin

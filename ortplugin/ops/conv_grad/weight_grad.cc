@@ -330,30 +330,17 @@ std::string WeightGradSource(
   const auto vector = [&](size_t i) { return "Vector<" + StorageType(type(i)) + ", VECTOR> p" + std::to_string(i); };
   const auto pointer = [&](size_t i) { return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i) + "]"; };
   std::ostringstream text;
-  text << kCommonSource << "\n" << kPointwiseSource << "\n";
-  const auto define = [&](
-                        const std::string& name, int64_t value) { text << "#define " << name << " " << value << "\n"; };
-  define("CHANNELS", grad.channels);
-  define("OUTPUTS", grad.filters);
-  const std::pair<const char*, int64_t Window::*> sizes[] = {
-    {"IMAGE_", &Window::size}, {"OUT_", &Window::out}, {"KERNEL_", &Window::kernel}, {"STRIDE_", &Window::stride}};
-  for (const auto& [name, number] : sizes) {
-    define(std::string(name) + "H", grad.rows().*number);
-    define(std::string(name) + "W", grad.columns().*number);
-  }
-  define("PAD_TOP", grad.rows().pad_begin);
-  define("PAD_LEFT", grad.columns().pad_begin);
-  define("CHANNELS_LAST", grad.channels_last);
-  define("STORES_Z", grad.stores_z);
-  define("HAS_BIAS", grad.makes_bias);
-  const std::pair<const char*, int> choices[] = {{"IMAGES", config.images}, {"ROWS", config.rows},
-    {"MAPS", config.maps}, {"DEPTH", config.depth}, {"TAP_ROWS", config.tap_rows}, {"STRIP", config.strip},
-    {"SEGMENT", config.segment}, {"BLOCK_MAPS", config.block_maps}, {"BLOCK_CHANNELS", config.block_channels},
-    {"X_ROW", config.x_row}, {"X_PITCH", config.x_pitch}, {"Z_PITCH", config.z_pitch}, {"VECTOR", config.vector},
-    {"THREADS", config.threads}, {"MIN_BLOCKS", config.min_blocks}, {"ADDERS", config.adders}};
-  for (const auto& [name, value] : choices) define(name, value);
-  define("BATCH", config.batch);
-  text << "typedef " << StorageType(dtype) << " storage_t;\ntypedef " << StorageType(grad.weight_dtype)
+  text << kCommonSource << "\n"
+       << kPointwiseSource << "\n"
+       << Defines({{"CHANNELS", grad.channels}, {"OUTPUTS", grad.filters}}) << WindowMacros(grad)
+       << Defines({{"CHANNELS_LAST", grad.channels_last}, {"STORES_Z", grad.stores_z}, {"HAS_BIAS", grad.makes_bias},
+            {"IMAGES", config.images}, {"ROWS", config.rows}, {"MAPS", config.maps}, {"DEPTH", config.depth},
+            {"TAP_ROWS", config.tap_rows}, {"STRIP", config.strip}, {"SEGMENT", config.segment},
+            {"BLOCK_MAPS", config.block_maps}, {"BLOCK_CHANNELS", config.block_channels}, {"X_ROW", config.x_row},
+            {"X_PITCH", config.x_pitch}, {"Z_PITCH", config.z_pitch}, {"VECTOR", config.vector},
+            {"THREADS", config.threads}, {"MIN_BLOCKS", config.min_blocks}, {"ADDERS", config.adders},
+            {"BATCH", config.batch}})
+       << "typedef " << StorageType(dtype) << " storage_t;\ntypedef " << StorageType(grad.weight_dtype)
        << " weight_t;\ntypedef " << ComputeType(grad.weight_dtype) << " weight_compute_t;\n\n"
        << "struct Arguments {\n  const void* x;\n  const void* in[" << inputs
        << "];\n  void *z, *dw, *db, *partial;\n  unsigned long long images, chunks;\n};\n\n";

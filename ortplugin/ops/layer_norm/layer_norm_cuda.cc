@@ -175,16 +175,10 @@ std::string NormOperands(
 }
 
 std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormConfig& config) {
-  std::ostringstream sizes;
-  sizes << "#define VECTOR " << config.vector << "\n"
-        << "#define LANES " << config.lanes << "\n"
-        << "#define GROUPS " << config.groups << "\n"
-        << "#define MIN_BLOCKS " << config.min_blocks << "\n"
-        << "#define ITEMS " << config.items << "\n"
-        << "#define ROWS_AT_ONCE " << config.rows_at_once << "\n"
-        << "#define PREFETCH " << config.prefetch << "\n"
-        << "#define LINE " << config.line << "\n";
-  return NormOperands(norm, shape, sizes.str(), config.stream_results, config.pass_l1) + kLayerNormSource;
+  const std::string sizes = Defines({{"VECTOR", config.vector}, {"LANES", config.lanes}, {"GROUPS", config.groups},
+    {"MIN_BLOCKS", config.min_blocks}, {"ITEMS", config.items}, {"ROWS_AT_ONCE", config.rows_at_once},
+    {"PREFETCH", config.prefetch}, {"LINE", config.line}});
+  return NormOperands(norm, shape, sizes, config.stream_results, config.pass_l1) + kLayerNormSource;
 }
 
 namespace {

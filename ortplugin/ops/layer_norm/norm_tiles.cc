@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <sstream>
 
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
@@ -115,16 +114,13 @@ NormTiles ConfigureNormTiles(
 }
 
 std::string NormTilesSource(const NormProgram& norm, const NormShape& shape, const NormTiles& config) {
-  std::ostringstream sizes;
-  sizes << "#define HEIGHT " << shape.height << "\n#define RUN " << shape.run << "\n#define VECTOR " << config.vector
-        << "\n#define SPAN " << SpanOf(shape, config.vector) << "\n#define THREADS " << config.threads
-        << "\n#define BATCH " << config.batch << "\n#define MIN_BLOCKS " << config.min_blocks << "\n#define GROUPS "
-        << config.groups << "\n#define ACCESSES " << config.accesses << "\n#define TILES " << config.tiles
-        << "\n#define CHUNK " << config.chunk << "\n#define CHUNKS " << config.chunks << "\n#define ONE_READ "
-        << config.one_read << "\n#define HELD_BYTES " << config.held_bytes << "\n#define CLUSTER "
-        << (config.one_read ? config.chunks : 1) << "\n";
-  return NormOperands(norm, shape, sizes.str(), config.stream_results, true) + "typedef " +
-    StorageType(HeldDType(norm)) + " held_t;\n" + kClusterSource + kNormTilesSource;
+  const std::string sizes = Defines({{"HEIGHT", shape.height}, {"RUN", shape.run}, {"VECTOR", config.vector},
+    {"SPAN", SpanOf(shape, config.vector)}, {"THREADS", config.threads}, {"BATCH", config.batch},
+    {"MIN_BLOCKS", config.min_blocks}, {"GROUPS", config.groups}, {"ACCESSES", config.accesses},
+    {"TILES", config.tiles}, {"CHUNK", config.chunk}, {"CHUNKS", config.chunks}, {"ONE_READ", config.one_read},
+    {"HELD_BYTES", config.held_bytes}, {"CLUSTER", config.one_read ? config.chunks : 1}});
+  return NormOperands(norm, shape, sizes, config.stream_results, true) + "typedef " + StorageType(HeldDType(norm)) +
+    " held_t;\n" + kClusterSource + kNormTilesSource;
 }
 
 }  // namespace ortplugin

@@ -31,10 +31,9 @@ LstmConfig ConfigureLstm(const LstmAttributes& attributes, const cuda::DeviceFac
 
 std::string LstmSource(const LstmAttributes& attributes, const LstmConfig& config) {
   std::ostringstream text;
-  text << kCommonSource << kCopySource << "\ntypedef " << StorageType(attributes.dtype)
-       << " storage_t;\n#define HIDDEN " << attributes.hidden << "\n#define DIRECTIONS " << attributes.directions()
-       << "\n#define REVERSE " << attributes.is_reverse(0) << "\n#define THREADS " << config.threads
-       << "\n#define USES_MMA " << config.uses_mma << "\n";
+  text << kCommonSource << kCopySource << "\ntypedef " << StorageType(attributes.dtype) << " storage_t;\n"
+       << Defines({{"HIDDEN", attributes.hidden}, {"DIRECTIONS", attributes.directions()},
+            {"REVERSE", attributes.is_reverse(0)}, {"THREADS", config.threads}, {"USES_MMA", config.uses_mma}});
   if (config.uses_mma) {
     const DType dtype = attributes.dtype;
     const char* const type = dtype == DType::kFloat16 ? "f16" : dtype == DType::kFloat ? "tf32" : "bf16";

@@ -195,10 +195,7 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
   std::ostringstream text;
   text << kCommonSource << "\n"
        << kPointwiseSource << "\n"
-       << "#define VECTOR " << config.vector << "\n"
-       << "#define ITEMS " << config.items << "\n"
-       << "#define THREADS " << kThreads << "\n"
-       << "#define TAIL " << config.tail << "\n"
+       << Defines({{"VECTOR", config.vector}, {"ITEMS", config.items}, {"THREADS", kThreads}, {"TAIL", config.tail}})
        << "typedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n\n"
        << "struct Arguments {\n  const void* in[" << inputs << "];\n  void* out[" << outputs
        << "];\n  unsigned long long vectors, count;\n"

@@ -112,11 +112,11 @@ std::string PoolSource(
   text << kCommonSource << "\n";
   DescribeTypes(text, dtype, attributes.is_max);
   text << "typedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n"
-       << "#define IS_MAX " << attributes.is_max << "\n#define VECTOR " << config.vector << "\n#define THREADS "
-       << config.threads << "\n#define WINDOWS " << !shape.is_global << "\n";
+       << Defines({{"IS_MAX", attributes.is_max}, {"VECTOR", config.vector}, {"THREADS", config.threads},
+            {"WINDOWS", !shape.is_global}});
   if (shape.is_global) {
-    text << "#define ALONG " << config.along << "\n#define GROUP " << config.group << "\n#define LANES " << config.lanes
-         << "\n#define CLUSTER " << config.cluster << "\n#define ITEMS " << config.items << "\n";
+    text << Defines({{"ALONG", config.along}, {"GROUP", config.group}, {"LANES", config.lanes},
+      {"CLUSTER", config.cluster}, {"ITEMS", config.items}});
   } else {
     int64_t taps = 1;
     bool is_dilated = false;
@@ -130,8 +130,8 @@ std::string PoolSource(
       is_dilated = is_dilated || w.dilation > 1;
     }
     constexpr int64_t kMostUnrolled = 64;
-    text << "#define UNROLL " << (taps <= kMostUnrolled) << "\n#define PADDED " << config.padded << "\n#define DILATED "
-         << is_dilated << "\n#define COUNT_PADDING " << attributes.count_include_pad << "\n";
+    text << Defines({{"UNROLL", taps <= kMostUnrolled}, {"PADDED", config.padded}, {"DILATED", is_dilated},
+      {"COUNT_PADDING", attributes.count_include_pad}});
   }
   text << "\n" << kPoolSource;
   return text.str();
@@ -199,11 +199,11 @@ std::string ResizeSource(
   text << kCommonSource << "\n";
   DescribeTypes(text, dtype, false);
   text << "typedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n"
-       << "#define VECTOR " << config.vector << "\n#define ALONG " << config.along << "\n#define IMAGES "
-       << config.images << "\n#define IS_LINEAR " << attributes.is_linear << "\n#define SHIFT "
-       << (shape.axes[2].shift == 0 ? "0.0f" : "0.5f") << "\n#define IS_NEXT(part) ("
-       << kIsNext[static_cast<size_t>(attributes.nearest)] << ")"
-       << "\n#define AXES " << axes << "\n#define THREADS " << config.threads << "\n\n"
+       << Defines({{"VECTOR", config.vector}, {"ALONG", config.along}, {"IMAGES", config.images},
+            {"IS_LINEAR", attributes.is_linear}})
+       << "#define SHIFT " << (shape.axes[2].shift == 0 ? "0.0f" : "0.5f") << "\n#define IS_NEXT(part) ("
+       << kIsNext[static_cast<size_t>(attributes.nearest)] << ")\n"
+       << Defines({{"AXES", axes}, {"THREADS", config.threads}}) << "\n"
        << kResizeSource;
   return text.str();
 }

@@ -175,26 +175,15 @@ std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType 
        << "typedef " << integer(bytes == 1 ? 4 : std::min<size_t>(bytes, 8), false) << " word_t;\n"
        << "typedef " << (variant.is_int32 ? "int" : "long long") << " index_t;\n"
        << "typedef " << (variant.wide ? "unsigned long long" : "unsigned") << " count_t;\n"
-       << "#define REDUCTION " << static_cast<int>(reduction) << "\n"
-       << "#define IS_FLOATING " << is_floating << "\n"
-       << "#define HAS_ATOMIC_ADD " << has_atomic_add << "\n"
-       << "#define HAS_ATOMIC_MIN " << has_atomic_min << "\n"
-       << "#define VECTOR " << variant.vector << "\n"
-       << "#define WHOLE " << variant.whole << "\n"
-       << "#define IS_NARROW " << variant.narrow << "\n"
-       << "#define IS_SINGLE " << variant.single << "\n"
-       << "#define IS_COVERING " << variant.covering << "\n"
-       << "#define IS_SMALL " << variant.small << "\n"
-       << "#define IS_OWNED " << variant.choice.owned << "\n"
-       << "#define IS_UNIQUE " << (attributes.unique && variant.choice.atomic) << "\n"
-       << "#define IS_ATOMIC " << variant.choice.atomic << "\n"
-       << "#define IS_SLICE " << (attributes.kind == ScatterKind::kSlice) << "\n"
-       << "#define COMPONENTS " << variant.components << "\n"
-       << "#define BASE_TERMS " << variant.base_terms << "\n"
-       << "#define INDEX_TERMS " << variant.index_terms << "\n"
-       << "#define UPDATE_TERMS " << variant.update_terms << "\n"
-       << "#define INDEX_IS_LINEAR " << variant.index_is_linear << "\n"
-       << "#define UPDATE_IS_LINEAR " << variant.update_is_linear << "\n"
+       << Defines({{"REDUCTION", static_cast<int>(reduction)}, {"IS_FLOATING", is_floating},
+            {"HAS_ATOMIC_ADD", has_atomic_add}, {"HAS_ATOMIC_MIN", has_atomic_min}, {"VECTOR", variant.vector},
+            {"WHOLE", variant.whole}, {"IS_NARROW", variant.narrow}, {"IS_SINGLE", variant.single},
+            {"IS_COVERING", variant.covering}, {"IS_SMALL", variant.small}, {"IS_OWNED", variant.choice.owned},
+            {"IS_UNIQUE", attributes.unique && variant.choice.atomic}, {"IS_ATOMIC", variant.choice.atomic},
+            {"IS_SLICE", attributes.kind == ScatterKind::kSlice}, {"COMPONENTS", variant.components},
+            {"BASE_TERMS", variant.base_terms}, {"INDEX_TERMS", variant.index_terms},
+            {"UPDATE_TERMS", variant.update_terms}, {"INDEX_IS_LINEAR", variant.index_is_linear},
+            {"UPDATE_IS_LINEAR", variant.update_is_linear}})
        << "#define COPY 0\n#define FUSED 1\n#define FEW 2\n#define WRITE 3\n#define SORT 4\n"
        << "#define FORM " << static_cast<int>(variant.choice.form) << "\n\n"
        << kScatterSource;

@@ -251,12 +251,8 @@ class SourceWriter {
   void WriteSizes() {
     text_ << kCommonSource << "\n"
           << kPointwiseSource << "\n"
-          << "#define VECTOR " << config_.vector << "\n"
-          << "#define ITEMS " << config_.items << "\n"
-          << "#define ALONG " << config_.along << "\n"
-          << "#define KEPT_THREADS " << config_.kept_threads << "\n"
-          << "#define SUMMED_THREADS " << config_.summed_threads
-          << "\n"
+          << Defines({{"VECTOR", config_.vector}, {"ITEMS", config_.items}, {"ALONG", config_.along},
+               {"KEPT_THREADS", config_.kept_threads}, {"SUMMED_THREADS", config_.summed_threads}})
           // Left to itself the compiler keeps some of so many sums, or of the addresses of single elements, in memory.
           << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS"
           << (group_.sums.size() > 4   ? ", 1"

@@ -215,9 +215,10 @@ std::string TransposeSource(const TransposeConfig& config) {
     : config.unit == 8                      ? "uint2"
                                             : "uint4";
   std::ostringstream text;
-  text << kCommonSource << "\ntypedef " << type << " unit_t;\n#define UNIT " << config.unit << "\n#define TILED "
-       << config.is_tiled << "\n#define READ " << config.read << "\n#define WRITE " << config.write << "\n#define AXES "
-       << config.axes << "\n#define WIDE " << config.wide << "\n#define THREADS " << config.threads << "\n\n"
+  text << kCommonSource << "\ntypedef " << type << " unit_t;\n"
+       << Defines({{"UNIT", config.unit}, {"TILED", config.is_tiled}, {"READ", config.read}, {"WRITE", config.write},
+            {"AXES", config.axes}, {"WIDE", config.wide}, {"THREADS", config.threads}})
+       << "\n"
        << kTransposeSource;
   return text.str();
 }

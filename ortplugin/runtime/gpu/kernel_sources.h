@@ -1,7 +1,19 @@
 // The CUDA C++ files, embedded in the library when it is built (cmake/embed.cmake).
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
 namespace ortplugin {
+
+// A line for each macro, to stand in front of them.
+inline std::string Defines(std::initializer_list<std::pair<const char*, int64_t>> macros) {
+  std::string text;
+  for (const auto& [name, value] : macros) text += std::string("#define ") + name + " " + std::to_string(value) + "\n";
+  return text;
+}
 
 extern const char kCommonSource[];  // device/common.cuh
 extern const char kPointwiseSource[];  // device/pointwise.cuh

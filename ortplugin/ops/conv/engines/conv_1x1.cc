@@ -156,17 +156,13 @@ Conv1x1Config ConfigureConv1x1(const Program& program, const Contraction& proble
 
 std::string Conv1x1Source(const Program& program, const Contraction& problem, const Conv1x1Config& config) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define TRANSPOSED " << problem.transposed << "\n"
-       << "#define UP_H " << (problem.transposed ? problem.rows().stride : 1) << "\n"
-       << "#define UP_W " << (problem.transposed ? problem.columns().stride : 1) << "\n"
-       << "#define TILE_K " << config.tile_k << "\n"
-       << "#define TILE_N " << config.tile_n << "\n"
-       << "#define BLOCK_N " << config.block_n << "\n"
-       << "#define BLOCKS_N " << DivideUp(problem.filters, config.block_n) << "\n"
-       << "#define STAGES " << config.stages << "\n"
-       << "#define WARPS " << config.warps << "\n"
-       << "#define DYNAMIC_TILES " << config.dynamic_tiles << "\n"
-       << "#define PREFETCH_OPERANDS " << config.prefetches_operands << "\n\n"
+  text << ConvPreamble(program, problem)
+       << Defines({{"TRANSPOSED", problem.transposed}, {"UP_H", problem.transposed ? problem.rows().stride : 1},
+            {"UP_W", problem.transposed ? problem.columns().stride : 1}, {"TILE_K", config.tile_k},
+            {"TILE_N", config.tile_n}, {"BLOCK_N", config.block_n},
+            {"BLOCKS_N", DivideUp(problem.filters, config.block_n)}, {"STAGES", config.stages}, {"WARPS", config.warps},
+            {"DYNAMIC_TILES", config.dynamic_tiles}, {"PREFETCH_OPERANDS", config.prefetches_operands}})
+       << "\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kConv1x1Source;
   return text.str();

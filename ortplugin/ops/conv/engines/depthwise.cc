@@ -144,15 +144,12 @@ DepthwiseConfig ConfigureDepthwise(
 
 std::string DepthwiseSource(const Program& program, const Contraction& problem, const DepthwiseConfig& config) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define VECTOR " << config.vector << "\n"
-       << "#define TILE_H " << config.tile_h << "\n"
-       << "#define TILE_W " << config.tile_w << "\n"
-       << "#define LANES " << config.lanes << "\n"
-       << "#define TILES " << config.tiles << "\n"
-       << "#define AHEAD " << config.ahead << "\n"
-       << "#define FLOAT_WEIGHTS " << config.float_weights << "\n"
-       << "#define DILATION_H " << problem.rows().dilation << "\n"
-       << "#define DILATION_W " << problem.columns().dilation << "\n\n"
+  text << ConvPreamble(program, problem)
+       << Defines(
+            {{"VECTOR", config.vector}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w}, {"LANES", config.lanes},
+              {"TILES", config.tiles}, {"AHEAD", config.ahead}, {"FLOAT_WEIGHTS", config.float_weights},
+              {"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation}})
+       << "\n"
        << kDepthwiseSource;
   return text.str();
 }

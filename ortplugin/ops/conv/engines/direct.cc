@@ -290,40 +290,22 @@ class SourceWriter : EpilogueOperands {
   }
 
  private:
-  void Define(const std::string& name, int64_t value) { text_ << "#define " << name << " " << value << "\n"; }
-
   void WriteSizes() {
-    Define("CHANNELS", conv_.group_channels());
-    Define("OUTPUTS", conv_.group_filters());
-    Define("GROUPS", conv_.groups);
-    const std::pair<const char*, int64_t Window::*> sizes[] = {{"IMAGE_", &Window::size}, {"OUT_", &Window::out},
-      {"KERNEL_", &Window::kernel}, {"STRIDE_", &Window::stride}, {"DILATION_", &Window::dilation}};
-    for (const auto& [name, member] : sizes) {
-      Define(std::string(name) + "H", conv_.rows().*member);
-      Define(std::string(name) + "W", conv_.columns().*member);
-    }
-    Define("PAD_TOP", conv_.rows().pad_begin);
-    Define("PAD_LEFT", conv_.columns().pad_begin);
-    Define("IMAGES", config_.images);
-    Define("ROWS", config_.rows);
-    Define("MAPS", config_.maps);
-    Define("STRIP", config_.strip);
-    Define("BLOCK_MAPS", config_.block_maps);
-    Define("CHUNK", config_.chunk);
-    Define("ROW_PITCH", config_.row_pitch);
-    Define("IMAGE_PITCH", config_.image_pitch);
-    Define("VECTOR", config_.vector);
-    Define("THREADS", config_.threads);
-    Define("MIN_BLOCKS", config_.min_blocks);
-    Define("CONSTANT_WEIGHTS", conv_.constant_weights);
-    Define("ROTATED_FILTERS", conv_.rotated_weights);
-    Define("CONSTANT_OPERANDS", are_constant_);
     // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
     int64_t held = 1;
     for (size_t i = 1; i < inputs_; ++i)
       if (!IsScalar(axes_, i) && !is_shared_[i])
         held += static_cast<int64_t>(SizeOf(TypeOf(i))) * (IsRowValue(i) ? 1 : config_.vector);
-    Define("AHEAD", std::clamp<int64_t>(64 / held, 1, 4));
+    text_ << Defines(
+               {{"CHANNELS", conv_.group_channels()}, {"OUTPUTS", conv_.group_filters()}, {"GROUPS", conv_.groups}})
+          << WindowMacros(conv_)
+          << Defines({{"DILATION_H", conv_.rows().dilation}, {"DILATION_W", conv_.columns().dilation},
+               {"IMAGES", config_.images}, {"ROWS", config_.rows}, {"MAPS", config_.maps}, {"STRIP", config_.strip},
+               {"BLOCK_MAPS", config_.block_maps}, {"CHUNK", config_.chunk}, {"ROW_PITCH", config_.row_pitch},
+               {"IMAGE_PITCH", config_.image_pitch}, {"VECTOR", config_.vector}, {"THREADS", config_.threads},
+               {"MIN_BLOCKS", config_.min_blocks}, {"CONSTANT_WEIGHTS", conv_.constant_weights},
+               {"ROTATED_FILTERS", conv_.rotated_weights}, {"CONSTANT_OPERANDS", are_constant_},
+               {"AHEAD", std::clamp<int64_t>(64 / held, 1, 4)}});
   }
 
   void WriteArguments() {

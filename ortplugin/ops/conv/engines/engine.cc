@@ -173,21 +173,8 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
     text << "DEVICE float prologue(float x) {\n  const float v" << norm.program.parameters()[0] << " = x;\n"
          << EmitCuda(norm.program, norm.prologue, "  ", is_of_tf32) << "  return v" << norm.summed << ";\n}\n\n";
   }
-  text << "#define CHANNELS " << problem.channels << "\n"
-       << "#define FILTERS " << problem.filters << "\n"
-       << "#define IMAGE_H " << problem.rows().size << "\n"
-       << "#define IMAGE_W " << problem.columns().size << "\n"
-       << "#define OUT_H " << problem.rows().out << "\n"
-       << "#define OUT_W " << problem.columns().out << "\n"
-       << "#define KERNEL_H " << problem.rows().kernel << "\n"
-       << "#define KERNEL_W " << problem.columns().kernel << "\n"
-       << "#define STRIDE_H " << problem.rows().stride << "\n"
-       << "#define STRIDE_W " << problem.columns().stride << "\n"
-       << "#define PAD_TOP " << problem.rows().pad_begin << "\n"
-       << "#define PAD_LEFT " << problem.columns().pad_begin << "\n"
-       << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
-       << "#define OF_IMAGE " << of_image << "\n"
-       << "#define GATED " << problem.gated << "\n"
+  text << Defines({{"CHANNELS", problem.channels}, {"FILTERS", problem.filters}}) << WindowMacros(problem)
+       << Defines({{"CONSTANT_WEIGHTS", problem.constant_weights}, {"OF_IMAGE", of_image}, {"GATED", problem.gated}})
        << kCopySource;
   return text.str();
 }

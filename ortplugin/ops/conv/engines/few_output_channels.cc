@@ -157,17 +157,13 @@ std::string FewOutputChannelsSource(
   const Sizes sizes = SizesOf(problem);
   const int64_t k_steps = DivideUp(sizes.taps_h * sizes.taps_w * (config.chunk / sizes.octet), 2);
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define CHANNELS_FIRST " << problem.y_channels_first << "\n"
-       << "#define TENSOR_CORES " << sizes.tensor_cores << "\n"
+  text << ConvPreamble(program, problem)
+       << Defines({{"CHANNELS_FIRST", problem.y_channels_first}, {"TENSOR_CORES", sizes.tensor_cores}})
        << "#define MMA_TYPE " << (problem.dtype() == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
-       << "#define CHUNK " << config.chunk << "\n"
-       << "#define TILE_H " << config.tile_h << "\n"
-       << "#define TILE_W " << config.tile_w << "\n"
-       << "#define WARPS " << config.warps << "\n"
-       << "#define PARTS " << config.parts << "\n"
-       << "#define VECTOR " << config.vector << "\n"
-       << "#define MIN_BLOCKS " << config.min_blocks << "\n"
-       << "#define UNROLL " << (k_steps <= 32 ? k_steps : 4) << "\n\n"
+       << Defines({{"CHUNK", config.chunk}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w},
+            {"WARPS", config.warps}, {"PARTS", config.parts}, {"VECTOR", config.vector},
+            {"MIN_BLOCKS", config.min_blocks}, {"UNROLL", k_steps <= 32 ? k_steps : 4}})
+       << "\n"
        << kFewOutputChannelsSource;
   return text.str();
 }

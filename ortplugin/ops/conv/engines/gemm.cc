@@ -287,22 +287,15 @@ Contraction WithRowsAsBatch(const Contraction& problem) {
 std::string GemmSource(
   const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem, tail) << "#define TILE_N " << config.tile_n << "\n"
-       << "#define TILE_K " << config.tile_k << "\n"
-       << "#define CONSUMERS " << config.consumers << "\n"
-       << "#define STAGES " << config.stages << "\n"
-       << "#define GROUP_CHANNELS " << problem.group_channels() << "\n"
-       << "#define GROUP_FILTERS " << problem.group_filters() << "\n"
-       << "#define TAKE_TURNS " << config.take_turns << "\n"
-       << "#define M_TILES " << (config.take_turns ? 2 : 1) << "\n"
-       << "#define ROWS_FIRST " << config.rows_first << "\n"
-       << "#define BAND " << kBand << "\n"
-       << "#define COLUMNS " << kColumns << "\n"
-       << "#define AHEAD " << ChunksAhead(program, problem, config, tail != nullptr) << "\n"
-       << "#define VECTOR " << Vector(problem) << "\n"
-       << "#define SPLIT_K " << config.split_k << "\n"
-       << "#define CLUSTER " << config.cluster * config.split_k << "\n"
-       << "#define IS_NORMALIZED " << (tail != nullptr) << "\n\n"
+  text << ConvPreamble(program, problem, tail)
+       << Defines({{"TILE_N", config.tile_n}, {"TILE_K", config.tile_k}, {"CONSUMERS", config.consumers},
+            {"STAGES", config.stages}, {"GROUP_CHANNELS", problem.group_channels()},
+            {"GROUP_FILTERS", problem.group_filters()}, {"TAKE_TURNS", config.take_turns},
+            {"M_TILES", config.take_turns ? 2 : 1}, {"ROWS_FIRST", config.rows_first}, {"BAND", kBand},
+            {"COLUMNS", kColumns}, {"AHEAD", ChunksAhead(program, problem, config, tail != nullptr)},
+            {"VECTOR", Vector(problem)}, {"SPLIT_K", config.split_k}, {"CLUSTER", config.cluster * config.split_k},
+            {"IS_NORMALIZED", tail != nullptr}})
+       << "\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kTmaSource << "\n"
        << kClusterSource << "\n"

@@ -56,11 +56,9 @@ GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, con
 std::string GemvSource(
   const Program& program, const Contraction& problem, const GemvConfig& config, const NormTail* norm) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem, norm) << "#define VECTOR " << config.vector << "\n"
-       << "#define LANES " << config.lanes << "\n"
-       << "#define ROWS " << config.rows << "\n"
-       << "#define THREADS " << config.threads << "\n"
-       << "#define HAS_NORM " << (norm != nullptr) << "\n";
+  text << ConvPreamble(program, problem, norm)
+       << Defines({{"VECTOR", config.vector}, {"LANES", config.lanes}, {"ROWS", config.rows},
+            {"THREADS", config.threads}, {"HAS_NORM", norm != nullptr}});
   if (norm != nullptr) text << NormConstants(*norm->norm);
   text << kGemvSource;
   return text.str();

@@ -241,19 +241,16 @@ std::optional<EngineKernel> MakeGrouped(
        << (t.octet == 4                            ? "\"tf32\"\n#define MMA_K \"8\""
               : problem.dtype() == DType::kFloat16 ? "\"f16\""
                                                    : "\"bf16\"")
-       << "\n#define MMA_HALF_K " << (t.octet == 4 ? "\"4\"" : "\"8\"") << "\n";
-  const auto line = [](const char* name, int64_t value) {
-    return "#define " + std::string(name) + " " + std::to_string(value) + "\n";
-  };
-  text << line("DILATION_H", problem.rows().dilation) << line("DILATION_W", problem.columns().dilation)
-       << line("GROUP_CHANNELS", problem.group_channels()) << line("GROUP_FILTERS", problem.group_filters())
-       << line("OCTET", t.octet) << line("FLAT", t.flat) << line("MERGED", t.merged) << line("CHUNK", t.chunk)
-       << line("COLUMNS", t.columns) << line("ITEM_UNITS", t.item_units) << line("BLOCK_UNITS", t.block_units)
-       << line("BLOCK_SUBS", t.block_subs) << line("TILE_H", t.tile_h) << line("TILE_W", t.tile_w)
-       << line("STEP_H", t.step_h) << line("STEP_W", t.step_w) << line("PARTS", t.parts) << line("WARPS_M", t.warps_m)
-       << line("WARPS_N", t.warps_n) << line("STAGES", t.stages) << line("X_VECTOR", t.x_vector)
-       << line("W_VECTOR", t.w_vector) << line("VECTOR", t.vector) << line("MIN_BLOCKS", t.min_blocks)
-       << line("UNROLL", std::max<int64_t>(1, t.taps * t.chunk / 2)) << kMmaSource << kGroupedSource;
+       << "\n#define MMA_HALF_K " << (t.octet == 4 ? "\"4\"" : "\"8\"") << "\n"
+       << Defines({{"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation},
+            {"GROUP_CHANNELS", problem.group_channels()}, {"GROUP_FILTERS", problem.group_filters()},
+            {"OCTET", t.octet}, {"FLAT", t.flat}, {"MERGED", t.merged}, {"CHUNK", t.chunk}, {"COLUMNS", t.columns},
+            {"ITEM_UNITS", t.item_units}, {"BLOCK_UNITS", t.block_units}, {"BLOCK_SUBS", t.block_subs},
+            {"TILE_H", t.tile_h}, {"TILE_W", t.tile_w}, {"STEP_H", t.step_h}, {"STEP_W", t.step_w}, {"PARTS", t.parts},
+            {"WARPS_M", t.warps_m}, {"WARPS_N", t.warps_n}, {"STAGES", t.stages}, {"X_VECTOR", t.x_vector},
+            {"W_VECTOR", t.w_vector}, {"VECTOR", t.vector}, {"MIN_BLOCKS", t.min_blocks},
+            {"UNROLL", std::max<int64_t>(1, t.taps * t.chunk / 2)}})
+       << kMmaSource << kGroupedSource;
   const int64_t most = std::max<int64_t>(1, t.min_blocks * device.multiprocessors / t.slices);
   const cuda::LaunchShape launch{static_cast<unsigned>(t.slices * std::min(t.tiles, most)),
     static_cast<unsigned>(t.warps_m * t.warps_n * 32), static_cast<unsigned>(t.shared_bytes),

@@ -61,9 +61,7 @@ EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, con
   const Contraction flat = *WithPixelsLast(problem);
   const int64_t vector = std::min(16 / Size(flat), Pixels(flat) & -Pixels(flat));
   std::ostringstream text;
-  text << ConvPreamble(program, flat) << "#define THREADS " << kThreads << "\n"
-       << "#define VECTOR " << vector << "\n\n"
-       << kNchwFewSource;
+  text << ConvPreamble(program, flat) << Defines({{"THREADS", kThreads}, {"VECTOR", vector}}) << "\n" << kNchwFewSource;
   // Enough blocks for the latency of memory; more would only load the weights more often.
   constexpr int64_t kResident = 8;
   const int64_t blocks =
@@ -91,8 +89,7 @@ EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, co
   const Contraction flat = *WithPixelsLast(problem);
   const NchwGemmConfig config = ConfigureNchwGemm(problem, device);
   std::ostringstream text;
-  text << ConvPreamble(program, flat) << "#define TILE_N " << config.tile_n << "\n"
-       << "#define CONSUMERS " << config.consumers << "\n"
+  text << ConvPreamble(program, flat) << Defines({{"TILE_N", config.tile_n}, {"CONSUMERS", config.consumers}})
        << "#define M_TILES 1\n"
        << "#define COLUMNS " << kColumns << "\n"
        << "#define AHEAD 2\n"

@@ -66,9 +66,8 @@ size_t GemmBytes(const Contraction& contraction) {
 EngineKernel PixelShuffleKernel(const Contraction& contraction) {
   const int64_t vector = VectorOf(contraction);
   std::ostringstream text;
-  text << ConvPreamble(*contraction.program, contraction) << "#define VECTOR " << vector << "\n"
-       << "#define PARTS " << kParts << "\n"
-       << "#define THREADS " << kThreads << "\n\n"
+  text << ConvPreamble(*contraction.program, contraction)
+       << Defines({{"VECTOR", vector}, {"PARTS", kParts}, {"THREADS", kThreads}}) << "\n"
        << kPixelShuffleSource;
   const int64_t vectors = ElementCount(contraction.result()) / vector, each = kThreads * kParts;
   return EngineKernel{text.str(), "pixel_shuffle",

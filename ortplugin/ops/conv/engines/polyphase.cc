@@ -164,15 +164,10 @@ PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const cuda::Devic
 std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config) {
   const Axis rows = Rows(problem), columns = Columns(problem);
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define TILE_N " << config.tile_n << "\n"
-       << "#define M_TILES " << config.m_tiles << "\n"
-       << "#define WARPS " << config.warps << "\n"
-       << "#define STAGES " << config.stages << "\n"
-       << "#define MIN_BLOCKS " << config.min_blocks << "\n"
-       << "#define TAPS_APART_H " << rows.apart << "\n"
-       << "#define TAPS_APART_W " << columns.apart << "\n"
-       << "#define SHIFT_H " << rows.back << "\n"
-       << "#define SHIFT_W " << columns.back << "\n"
+  text << ConvPreamble(program, problem)
+       << Defines({{"TILE_N", config.tile_n}, {"M_TILES", config.m_tiles}, {"WARPS", config.warps},
+            {"STAGES", config.stages}, {"MIN_BLOCKS", config.min_blocks}, {"TAPS_APART_H", rows.apart},
+            {"TAPS_APART_W", columns.apart}, {"SHIFT_H", rows.back}, {"SHIFT_W", columns.back}})
        << "// A phase's first tap, the pixel of X that it meets, for the phase's first pixel, and how many taps there "
           "are.\n"
        << "struct Taps {\n  int first, shift, count;\n};\n"

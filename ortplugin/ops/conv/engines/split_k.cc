@@ -124,13 +124,11 @@ SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts
 
 std::string SplitKSource(const Program& program, const Contraction& problem, const SplitKConfig& config) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define DILATION_H " << problem.rows().dilation << "\n"
-       << "#define DILATION_W " << problem.columns().dilation << "\n"
-       << "#define TILE_N " << config.tile_n << "\n"
-       << "#define SPLIT_K " << config.split_k << "\n"
-       << "#define WARPS " << config.warps << "\n"
-       << "#define STAGES " << config.stages << "\n"
-       << "#define VECTOR " << Vector(problem, config) << "\n\n"
+  text << ConvPreamble(program, problem)
+       << Defines({{"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation},
+            {"TILE_N", config.tile_n}, {"SPLIT_K", config.split_k}, {"WARPS", config.warps}, {"STAGES", config.stages},
+            {"VECTOR", Vector(problem, config)}})
+       << "\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << "#define CLUSTER SPLIT_K\n\n"
        << kClusterSource << "\n"

@@ -127,16 +127,13 @@ StemConfig ConfigureStem(const Program& program, const Contraction& problem, con
 
 std::string StemSource(const Program& program, const Contraction& problem, const StemConfig& config) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define CHANNELS_FIRST " << problem.x_channels_first << "\n"
-       << "#define COPY " << SizesOf(problem, 1, 8).copy << "\n"
+  text << ConvPreamble(program, problem)
+       << Defines({{"CHANNELS_FIRST", problem.x_channels_first}, {"COPY", SizesOf(problem, 1, 8).copy}})
        << "#define MMA_TYPE " << (problem.dtype() == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
-       << "#define WARP_FILTERS " << config.filters << "\n"
-       << "#define WARPS " << config.warps << "\n"
-       << "#define TILE_H " << config.tile_h << "\n"
-       << "#define TILE_W " << config.tile_w << "\n"
-       << "#define BUFFERS " << config.buffers << "\n"
-       << "#define PARTS " << config.parts << "\n"
-       << "#define MIN_BLOCKS " << config.min_blocks << "\n\n"
+       << Defines({{"WARP_FILTERS", config.filters}, {"WARPS", config.warps}, {"TILE_H", config.tile_h},
+            {"TILE_W", config.tile_w}, {"BUFFERS", config.buffers}, {"PARTS", config.parts},
+            {"MIN_BLOCKS", config.min_blocks}})
+       << "\n"
        << kStemSource;
   return text.str();
 }
