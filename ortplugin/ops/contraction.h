@@ -42,7 +42,7 @@ struct Contraction {
 
   // The epilogue. Its operands are the program's second parameter and on; they broadcast to the result's shape.
   std::shared_ptr<const Program> program;
-  std::vector<Shape> operands;
+  Shapes operands;
   // The program's second parameter is the value of X with one more W, the input behind W. Of gemm alone; it is none of
   // `operands`.
   bool gated = false;

@@ -26,7 +26,7 @@ constexpr MeasuredGpu kTargets[] = {ReadH200()};
 
 }  // namespace
 
-const MeasuredGpu* FindTarget(const cuda::DeviceFacts& device) {
+const MeasuredGpu* FindTarget(const DeviceFacts& device) {
   const auto* const found = std::find_if(std::begin(kTargets), std::end(kTargets),
     [&](const MeasuredGpu& target) { return target.major == device.major && target.minor == device.minor; });
   return found == std::end(kTargets) ? nullptr : found;
@@ -34,7 +34,7 @@ const MeasuredGpu* FindTarget(const cuda::DeviceFacts& device) {
 
 const MeasuredGpu& DefaultTarget() { return kTargets[0]; }
 
-const TargetLimits& LimitsNear(const cuda::DeviceFacts& device) {
+const TargetLimits& LimitsNear(const DeviceFacts& device) {
   const MeasuredGpu* const found = FindTarget(device);
   return (found != nullptr ? *found : DefaultTarget()).limits;
 }

@@ -38,13 +38,13 @@ namespace engine_limits {
 // ours is not better by construction. GPUs of one capability have the same multiprocessor, instructions and shared
 // memory, which kernels are written and tuned for; of multiprocessors they have more or fewer, and the limits of work
 // are for each of these.
-const MeasuredGpu* FindTarget(const cuda::DeviceFacts& device);
+const MeasuredGpu* FindTarget(const DeviceFacts& device);
 
 // The entry that the optimizer asks, which has no GPU at hand: the H200's.
 const MeasuredGpu& DefaultTarget();
 
 // The GPU's own limits, or the default's: for what every GPU needs an answer to, such as which problems an engine is
 // offered for when it is asked for by name. Not for what is fastest: that is FindTarget's to say.
-const TargetLimits& LimitsNear(const cuda::DeviceFacts& device);
+const TargetLimits& LimitsNear(const DeviceFacts& device);
 
 }  // namespace ortplugin

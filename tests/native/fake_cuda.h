@@ -33,7 +33,7 @@ struct Stream {
 // What the driver answers, until it is told otherwise.
 struct Answers {
   int version = 13000;  // CUDA's, as cuDriverGetVersion gives it
-  ortplugin::cuda::DeviceFacts gpu = test::H200();
+  ortplugin::DeviceFacts gpu = test::H200();
   ortplugin::cuda::Result load = 1, launch = 0;
   std::string loaded;  // the first bytes of the code that was to be loaded
 };

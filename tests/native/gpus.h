@@ -16,7 +16,7 @@ namespace test {
 
 struct Gpu {
   const char *name, *architecture;
-  ortplugin::cuda::DeviceFacts facts;
+  ortplugin::DeviceFacts facts;
 };
 
 constexpr int kKiB = 1 << 10, kMiB = 1 << 20, kRegisters = 64 << 10;
@@ -34,13 +34,13 @@ inline constexpr Gpu kGpus[] = {
 };
 
 // Throws where there is none of this architecture, as "sm_90".
-inline const ortplugin::cuda::DeviceFacts& GpuOf(const std::string& architecture) {
+inline const ortplugin::DeviceFacts& GpuOf(const std::string& architecture) {
   for (const Gpu& gpu : kGpus)
     if (architecture == gpu.architecture) return gpu.facts;
   throw std::invalid_argument("gpus.h has no GPU of the architecture " + architecture);
 }
 
 // What rules of thumb and cost models were measured on.
-inline const ortplugin::cuda::DeviceFacts& H200() { return GpuOf("sm_90"); }
+inline const ortplugin::DeviceFacts& H200() { return GpuOf("sm_90"); }
 
 }  // namespace test

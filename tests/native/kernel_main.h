@@ -6,7 +6,7 @@
 
 #include "tests/native/kernel_remarks.h"
 
-void TestKernels(const std::string& architecture, const ortplugin::cuda::DeviceFacts& device);
+void TestKernels(const std::string& architecture, const ortplugin::DeviceFacts& device);
 
 int main(int argc, char** argv) {
   if (argc != 2) return test::AskForArchitecture(argv[0]);

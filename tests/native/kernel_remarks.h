@@ -27,7 +27,7 @@ inline int AskForArchitecture(const char* test) {
 }
 
 // The GPU of "sm_90" that gpus.h has. Prints NVRTC's version; without NVRTC the test ends here.
-inline const ortplugin::cuda::DeviceFacts& DeviceOf(const std::string& architecture) {
+inline const ortplugin::DeviceFacts& DeviceOf(const std::string& architecture) {
   std::cout << ortplugin::cuda::CompilerVersion() << "\n";
   return GpuOf(architecture);
 }
@@ -85,7 +85,7 @@ struct Residency {
 
 // What a launch of `kernel` asks for that `gpu` lacks, of NVRTC's log of it; "" where all is there. Instructions that a
 // GPU lacks, as wgmma, clusters and griddepcontrol, make no machine code for its architecture, which Compile shows.
-inline std::string Lacking(const ortplugin::cuda::DeviceFacts& gpu, const std::string& log, const std::string& kernel,
+inline std::string Lacking(const ortplugin::DeviceFacts& gpu, const std::string& log, const std::string& kernel,
   int64_t threads, int64_t dynamic_shared = 0, const Residency& resident = {}) {
   const size_t begin = log.find("Compiling entry function '" + kernel + "'");
   if (begin == std::string::npos) return "no remark on " + kernel + ": ";
@@ -176,7 +176,7 @@ class Compiled {
   }
 
   // Fails where a launch of `kernel` asks for what `gpu` lacks (Lacking).
-  void CheckLaunch(const ortplugin::cuda::DeviceFacts& gpu, const std::string& kernel, int64_t threads,
+  void CheckLaunch(const ortplugin::DeviceFacts& gpu, const std::string& kernel, int64_t threads,
     int64_t dynamic_shared = 0, const Residency& resident = {}) const {
     const std::string lacking = Lacking(gpu, log_, kernel, threads, dynamic_shared, resident);
     CHECK_WITH(lacking.empty(), lacking + variant_);

@@ -35,7 +35,7 @@ std::vector<ConvCase> Cases() {
 
 }  // namespace
 
-void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
+void TestKernels(const std::string&, const DeviceFacts& device) {
   const auto check = [&](const Program& program, const Contraction& problem) {
     const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
     const cuda::LaunchShape launch = Conv1x1Launch(problem, config, device);
@@ -57,7 +57,7 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   // With less shared memory or fewer registers it takes less of them, or is refused.
   for (const ConvCase& conv_case : Cases()) {
     const Program epilogue = Program::Parse(conv_case.program);
-    cuda::DeviceFacts small = device;
+    DeviceFacts small = device;
     small.shared_per_block = 100 << 10;
     small.registers_per_multiprocessor /= 2;
     if (!FitsConv1x1(epilogue, conv_case.problem, small)) continue;

@@ -11,7 +11,7 @@ namespace {
 
 TensorType Float(const Shape& shape) { return {ort::kFloat, true, shape, std::vector<std::string>(shape.size())}; }
 
-FusedActivation Take(const char* text, const std::vector<Shape>& operands, bool sum = true, bool activation = true) {
+FusedActivation Take(const char* text, const Shapes& operands, bool sum = true, bool activation = true) {
   std::vector<TensorType> types;
   for (const Shape& shape : operands) types.push_back(Float(shape));
   return TakeFusedActivation(Program::Parse(text), types, 2, false, sum, activation);
@@ -39,7 +39,7 @@ void TestTaken() {
 
 void TestLeft() {
   const Shape bias{8, 1, 1}, full{2, 8, 9, 9};
-  const std::pair<const char*, std::vector<Shape>> nothing[] = {
+  const std::pair<const char*, Shapes> nothing[] = {
     {"(float c, float b) => (float y, float c) { y = Add(c, b) }", {bias}},
     {"(float c, float b) => (float y) { a = Add(c, b) y = Mul(a, c) }", {bias}},
     {"(float c) => (float y) { y = Add(c, c) }", {}},

@@ -40,9 +40,9 @@ WeightGrad Square(int64_t batch, int64_t channels, int64_t size, int64_t filters
 void CheckWeights(const WeightGrad& given, const char* program_text, const std::string& architecture) {
   static int number = 0;
   const Program program = Program::Parse(Typed(program_text, NameOf(given.dtype())));
-  const cuda::DeviceFacts& device = test::GpuOf(architecture);
+  const DeviceFacts& device = test::GpuOf(architecture);
   const Shape full = given.result();
-  std::vector<Shape> shapes{full};
+  Shapes shapes{full};
   if (program.parameters().size() > 1) shapes.push_back(program_text == kScaled ? Shape{1} : full);
   const Axes axes = JoinAxes(full, shapes);
   CHECK(IsWeightGradProgram(program, axes, given.makes_bias) && FitsWeightGrad(given));
@@ -72,7 +72,7 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
 
 }  // namespace
 
-void TestKernels(const std::string& architecture, const cuda::DeviceFacts&) {
+void TestKernels(const std::string& architecture, const DeviceFacts&) {
   for (const size_t bytes : {2, 4, 8}) {
     test::Compiled compiled(PadSource(bytes), architecture);
     compiled.Check("pads " + std::to_string(bytes) + " bytes:");

@@ -104,7 +104,7 @@ struct Shuffle {
   const char* program;
   Shape x, w;  // channels last
   Shape strides, pads, output_padding;
-  std::vector<Shape> operands;
+  Shapes operands;
 };
 
 const Shuffle kShuffles[] = {
@@ -116,7 +116,7 @@ const Shuffle kShuffles[] = {
 
 struct Node {
   ConvNode node;
-  std::vector<Shape> shapes;  // of X, W and the operands
+  Shapes shapes;  // of X, W and the operands
 };
 
 Node NodeOf(const Shuffle& shuffle) {
@@ -171,7 +171,7 @@ void TestShuffles(const std::string& architecture) {
 
 }  // namespace
 
-void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
+void TestKernels(const std::string& architecture, const DeviceFacts& device) {
   for (const Case& test_case : Cases()) {
     const Program program = Program::Parse(test_case.program);
     const std::optional<EngineKernel> kernel = FindEngineKernel(program, test_case.problem, device, false);

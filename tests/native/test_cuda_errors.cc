@@ -19,8 +19,8 @@ constexpr const char* kRestart = "this process must be restarted";
 constexpr const char* kUpdate = "Update the driver, or set ORTPLUGIN_NVRTC";
 
 // A GPU that NVRTC may know or not.
-cuda::DeviceFacts Like(int ordinal, int major, int minor) {
-  cuda::DeviceFacts gpu = test::H200();
+DeviceFacts Like(int ordinal, int major, int minor) {
+  DeviceFacts gpu = test::H200();
   gpu.ordinal = ordinal;
   gpu.major = major;
   gpu.minor = minor;
@@ -76,8 +76,8 @@ void Architectures() {
 // code, so does the same kernel: a failure is not kept.
 void OldDrivers() {
   answers->version = 12020;
-  const cuda::DeviceFacts hopper = test::H200(), later = Like(1, 13, 0);
-  const auto load = [](const cuda::DeviceFacts& device) {
+  const DeviceFacts hopper = test::H200(), later = Like(1, 13, 0);
+  const auto load = [](const DeviceFacts& device) {
     return [&] { cuda::Load(device, "a kernel", "k", [](const std::string&) {}); };
   };
   for (const int result : {200, 209, 218, 222}) {

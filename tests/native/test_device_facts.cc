@@ -13,7 +13,7 @@ void Queried(fake::Answers* answers) {
   int ordinal = 0;
   for (const test::Gpu& gpu : test::kGpus) {
     answers->gpu = gpu.facts;
-    const cuda::DeviceFacts &found = cuda::Device(ordinal), &known = gpu.facts;
+    const DeviceFacts &found = cuda::Device(ordinal), &known = gpu.facts;
     CHECK_WITH(found.ordinal == ordinal && found.major == known.major && found.minor == known.minor, gpu.name);
     CHECK_WITH(found.multiprocessors == known.multiprocessors && found.l2_bytes == known.l2_bytes, gpu.name);
     CHECK_WITH(found.shared_per_multiprocessor == known.shared_per_multiprocessor &&
@@ -40,7 +40,7 @@ void Capabilities() {
     {"sm_100", true, false, true, true}, {"sm_120", true, false, true, true}};
   CHECK(std::size(kKnown) == std::size(test::kGpus));
   for (const Known& known : kKnown) {
-    const cuda::DeviceFacts& gpu = test::GpuOf(known.architecture);
+    const DeviceFacts& gpu = test::GpuOf(known.architecture);
     CHECK_WITH(gpu.has_mma_m16n8k16() == known.mma && gpu.has_wgmma() == known.wgmma &&
         gpu.has_clusters() == known.clusters && gpu.has_pdl() == known.pdl,
       known.architecture);

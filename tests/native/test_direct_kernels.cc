@@ -38,7 +38,7 @@ Contraction Rotated180(Contraction conv) {
 
 }  // namespace
 
-void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
+void TestKernels(const std::string& architecture, const DeviceFacts& device) {
   for (const Case& test_case : {Case{Square(100, 1, 28, 16, 3, 1), test::kFloatRelu, 16},
          Case{Square(1000, 1, 28, 16, 3, 1), test::kFloatRelu, 16},
          Case{Square(100, 16, 14, 32, 3, 1), test::kFloatRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
@@ -47,7 +47,7 @@ void TestKernels(const std::string& architecture, const cuda::DeviceFacts& devic
          Case{Rotated180(Square(100, 3, 33, 7, 5, 1)), kIdentity, 16}}) {
     const Program program = Program::Parse(test_case.program);
     const Shape full = test_case.conv.result();
-    std::vector<Shape> shapes{full};
+    Shapes shapes{full};
     if (program.parameters().size() > 1) shapes.push_back({test_case.conv.filters, 1, 1});
     if (program.parameters().size() > 2)
       shapes.insert(shapes.end(), {full, {test_case.conv.rows().out, 1}, {test_case.conv.batch, 1, 1, 1}});

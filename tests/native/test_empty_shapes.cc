@@ -15,13 +15,13 @@ using namespace ortplugin;
 
 namespace {
 
-const cuda::DeviceFacts& kGpu = test::H200();
+const DeviceFacts& kGpu = test::H200();
 
 // Every shape of up to `most` axes of these sizes that has no elements.
-std::vector<Shape> EmptyShapes(size_t most) {
-  std::vector<Shape> shapes, last = {{}};
+Shapes EmptyShapes(size_t most) {
+  Shapes shapes, last = {{}};
   for (size_t rank = 1; rank <= most; ++rank) {
-    std::vector<Shape> longer;
+    Shapes longer;
     for (const Shape& shape : last)
       for (const int64_t size : {0, 1, 2, 8}) {
         longer.push_back(shape);
@@ -60,7 +60,7 @@ void TestSum(const Shape& full, size_t which, size_t axes) {
     if (axes >> axis & 1) words += (words.empty() ? "" : " ") + std::to_string(axis);
   const SumProgram sums = SumProgram::Parse(
     "(float16 x, float16 r) => (float16 y, float16 s) { s = Mul(x, r) y = SumTo<axes=\"" + words + "\">(s) }");
-  const std::vector<Shape> inputs = {full, Repeated(full, which)};
+  const Shapes inputs = {full, Repeated(full, which)};
   const SumShape shape = FitSums(sums, inputs);
   const std::string name = ToString(full) + " with " + ToString(inputs[1]) + " over " + words;
   for (const SumGroup& group : GroupSums(sums, shape, inputs)) {
@@ -147,7 +147,7 @@ void TestImagesWithoutPixels() {
     }
 }
 
-void TestScatter(const ScatterAttributes& attributes, const std::vector<Shape>& inputs) {
+void TestScatter(const ScatterAttributes& attributes, const Shapes& inputs) {
   const ScatterShape shape = FitScatter(attributes, inputs);
   CHECK(shape.is_empty());
   for (const bool in_place : {false, true}) {

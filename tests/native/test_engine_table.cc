@@ -53,7 +53,7 @@ Program Identity(DType dtype) {
 }
 
 // Which engine FindEngineKernel takes; "library" where there is none.
-std::string Taken(const Contraction& problem, const cuda::DeviceFacts& device, bool only_where_fast) {
+std::string Taken(const Contraction& problem, const DeviceFacts& device, bool only_where_fast) {
   const auto kernel = FindEngineKernel(Identity(problem.dtype()), problem, device, only_where_fast);
   if (!kernel) return "library";
   return std::string(kernel->entry) == "conv_direct" ? "direct" : kernel->entry;
@@ -72,7 +72,7 @@ void TestFrames() {
   CHECK(half.WithMergedFrames().windows.size() == 3);
   const Contraction images = volume.WithMergedFrames();
   CHECK(images.x() == (Shape{10, 14, 14, 64}) && images.w() == (Shape{64, 3, 3, 64}));
-  CHECK(images.operands == (std::vector<Shape>{{1, 1, 1, 64}, images.result(), {10, 1, 1, 64}}));
+  CHECK(images.operands == (Shapes{{1, 1, 1, 64}, images.result(), {10, 1, 1, 64}}));
 
   Contraction in_time = volume;
   in_time.windows = {{3, 2, 1, 1, 1, 8, 4}, {1, 1, 1, 0, 0, 14, 14}, {1, 1, 1, 0, 0, 7, 7}};
@@ -80,7 +80,7 @@ void TestFrames() {
   const Contraction rows = in_time.WithMergedFrames();
   CHECK(
     rows.x() == (Shape{2, 8, 98, 64}) && rows.w() == (Shape{64, 3, 1, 64}) && rows.result() == (Shape{2, 4, 98, 64}));
-  CHECK(rows.operands == (std::vector<Shape>{{1, 1, 1, 64}, rows.result(), {2, 1, 1, 1}}));
+  CHECK(rows.operands == (Shapes{{1, 1, 1, 64}, rows.result(), {2, 1, 1, 1}}));
   in_time.operands[1] = {7, 1};
   CHECK(in_time.WithMergedFrames().windows.size() == 3);
   in_time.operands.clear();
@@ -134,7 +134,7 @@ void TestReasons() {
 }
 
 void TestCapabilities() {
-  cuda::DeviceFacts h100 = test::H200();
+  DeviceFacts h100 = test::H200();
   h100.multiprocessors = 114;
   CHECK(FindTarget(h100) == FindTarget(test::H200()));  // the same multiprocessors, but fewer
   CHECK(&LimitsNear(h100) == &FindTarget(h100)->limits);

@@ -32,7 +32,7 @@ const char* ProgramOf(DType dtype) { return dtype == kHalf ? kTanh : dtype == kF
 
 }  // namespace
 
-void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
+void TestKernels(const std::string& architecture, const DeviceFacts& device) {
   for (const Contraction& problem : {Up(kHalf, 64, 32, 64, 3, 4, 2, 1, true), Up(kHalf, 1, 32, 64, 3, 4, 2, 1, false),
          Up(kBrain, 8, 64, 64, 4, 5, 2, 2, true), Up(kBrain, 1, 17, 24, 1, 3, 3, 0, false),
          Up(kHalf, 8, 128, 32, 8, 2, 2, 0, true), Up(kBrain, 8, 20, 40, 7, 3, 1, 1, false),

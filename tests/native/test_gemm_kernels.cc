@@ -51,7 +51,7 @@ std::vector<ConvCase> Cases() {
 
 }  // namespace
 
-void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
+void TestKernels(const std::string&, const DeviceFacts& device) {
   const auto check = [&](const Program& program, const Contraction& problem) {
     const GemmConfig config = ConfigureGemm(problem, device);
     const cuda::LaunchShape launch = GemmLaunch(problem, config, device);
@@ -89,7 +89,7 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
     for (const int64_t channels : {8, 64, 200, 4096})
       for (const int64_t filters : {8, 40, 768, 32000})
         for (const int multiprocessors : {1, 7, 114, 132}) {
-          cuda::DeviceFacts other = device;
+          DeviceFacts other = device;
           other.multiprocessors = multiprocessors;
           const Contraction problem = Product(rows % 2 == 0 ? kHalf : kFloat, rows, channels, filters);
           const GemmConfig config = ConfigureGemm(problem, other);
@@ -128,7 +128,7 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
       const DType dtype = norm == &rms ? kFloat : kHalf;
       Contraction problem = WithRowsAsBatch(Product(dtype, rows, channels, filters));
       problem.operands = {{filters}, problem.result()};
-      std::vector<Shape> operands{{filters}};
+      Shapes operands{{filters}};
       if (norm != &cast) operands.push_back(norm == &layer ? Shape{1} : problem.result());
       const Program program = ProgramOf({kResidual, problem});
       const NormTail tail{norm, operands, rows % 2 == 0};
@@ -183,7 +183,7 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   image.operands[1] = {2, 1, 1, 128};
   CHECK(WithRowsAsBatch(image).batch == 2);
   image.operands = {{1, 1, 128}, {2, 14, 14, 1}};
-  CHECK(WithRowsAsBatch(image).operands == (std::vector<Shape>{{128}, {392, 1, 1, 1}}));
+  CHECK(WithRowsAsBatch(image).operands == (Shapes{{128}, {392, 1, 1, 1}}));
   const EngineKernel kernel = MakeGemm(residual, image, device);
   CHECK(kernel.maps.size() == 2 && kernel.maps[0].word % 8 == 0 && kernel.maps[0].sizes[1] == 392 &&
     kernel.maps[1].sizes[1] == 128 && kernel.arguments.size() == kernel.maps[1].word + cuda::kTensorMapWords);

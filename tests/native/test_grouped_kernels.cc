@@ -32,7 +32,7 @@ Contraction Grouped(DType dtype, int64_t batch, int64_t size, int64_t groups, in
 
 }  // namespace
 
-void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
+void TestKernels(const std::string& architecture, const DeviceFacts& device) {
   std::vector<Contraction> problems;
   const int64_t layers[] = {28, 34, 1, 1, 68, 17, 1, 1, 17, 68, 1, 1, 136, 136, 1, 1, 1, 2, 3, 1, 2, 2, 3, 2, 3, 5, 5,
     1, 4, 4, 3, 1, 8, 8, 3, 2, 12, 7, 3, 1, 24, 24, 7, 2, 32, 32, 3, 1, 56, 56, 3, 1, 112, 112, 3, 2, 232, 232, 3, 1};

@@ -14,7 +14,7 @@ namespace {
 
 struct Case {
   std::string name, program;
-  std::vector<Shape> inputs;
+  Shapes inputs;
   std::vector<int64_t> ordered = {};  // the inputs that are read in an order, the last row first
   Shape image = {};
 };
@@ -127,7 +127,7 @@ int main(int argc, char** argv) {
     std::cout << LayerNormSource(norm, shape, ConfigureLayerNorm(norm, shape, test::H200(), true).value());
     return 0;
   }
-  const cuda::DeviceFacts& gpu = test::DeviceOf(argument);
+  const DeviceFacts& gpu = test::DeviceOf(argument);
   for (const Case& test_case : Cases()) {
     const NormProgram norm = Read(test_case);
     const NormShape shape = FitShapes(norm, test_case.inputs);

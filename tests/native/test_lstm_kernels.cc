@@ -6,7 +6,7 @@
 
 using namespace ortplugin;
 
-void TestKernels(const std::string& architecture, const cuda::DeviceFacts& gpu) {
+void TestKernels(const std::string& architecture, const DeviceFacts& gpu) {
   using Direction = LstmAttributes::Direction;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat})
     for (const int64_t hidden : {5, 16, 48, 96, 112, 128, 144, 4096})

@@ -37,11 +37,11 @@ MatMulNode NodeOf(size_t operands, bool trans_b) {
 }
 
 // Returns whether the program stands apart.
-bool TestView(const Shape& full, const std::vector<Shape>& operands, bool trans_b) {
+bool TestView(const Shape& full, const Shapes& operands, bool trans_b) {
   Shape a = full;
   a.back() = 5;
   const Shape b = trans_b ? Shape{full.back(), 5} : Shape{5, full.back()};
-  std::vector<Shape> shapes{a, b};
+  Shapes shapes{a, b};
   shapes.insert(shapes.end(), operands.begin(), operands.end());
   const MatMulProblem problem = NodeOf(operands.size(), trans_b).Fit(shapes);
   const Contraction& contraction = problem.contraction;
@@ -111,7 +111,7 @@ void TestGate() {
 // Others tests/ort/test_matmul.py has.
 void TestErrors() {
   const MatMulNode node = NodeOf(1, false);
-  const auto fails = [&](const std::vector<Shape>& shapes, const char* words) {
+  const auto fails = [&](const Shapes& shapes, const char* words) {
     CHECK_WITH(test::Contains(test::ErrorOf([&] { node.Fit(shapes); }), words), words);
   };
   fails({{2, 5}, {5, 8}, {3, 8}}, "input 2 ('p0')");

@@ -31,8 +31,8 @@ std::vector<ConvCase> WithOperandsFirst(std::vector<ConvCase> cases) {
   return cases;
 }
 
-void Refuse(Contraction known, bool (*fits)(const Program&, const Contraction&, const cuda::DeviceFacts&),
-  const cuda::DeviceFacts& device) {
+void Refuse(
+  Contraction known, bool (*fits)(const Program&, const Contraction&, const DeviceFacts&), const DeviceFacts& device) {
   known.operands.clear();
   const Program program = Program::Parse(kIdentity);
   const Refusals refusals(known, [&](const Contraction& other) { return fits(program, other, device); });
@@ -47,7 +47,7 @@ void Refuse(Contraction known, bool (*fits)(const Program&, const Contraction&, 
 
 }  // namespace
 
-void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
+void TestKernels(const std::string& architecture, const DeviceFacts& device) {
   const auto few = WithOperandsFirst({{kRelu, First(kHalf, 8, 196, 8, 8)}, {kResidual, First(kFloat, 3, 7, 16, 5)},
     {kMixed, First(kBrain, 2, 12, 3, 16)}});
   for (const ConvCase& each : few) {

@@ -14,7 +14,7 @@ using namespace ortplugin;
 
 namespace {
 
-bool SameAxes(const Axes& axes, const Shape& sizes, const std::vector<Shape>& strides) {
+bool SameAxes(const Axes& axes, const Shape& sizes, const Shapes& strides) {
   return axes.sizes == sizes && axes.strides == strides;
 }
 
@@ -126,7 +126,7 @@ void TestOffsets() {
   for (int round = 0; round < 300; ++round) {
     Shape full(1 + below(5));
     for (int64_t& size : full) size = std::vector<int64_t>{1, 2, 3, 4, 8, 12}[below(6)];
-    std::vector<Shape> shapes = {full};
+    Shapes shapes = {full};
     for (int tensor = 0; tensor < 4; ++tensor) {
       Shape shape = full;
       for (int64_t& size : shape)
@@ -163,8 +163,8 @@ void TestGuesses() {
   const auto type = [](const Shape& shape) {
     return TensorType{ort::kFloat, true, shape, std::vector<std::string>(shape.size())};
   };
-  CHECK(GuessShapes({type({-1, 7}), type({4, -1})}) == std::vector<Shape>{{4, 7}, {4, 7}});
-  CHECK(GuessShapes({type({-1, 7}), type({7})}) == std::vector<Shape>{{2, 7}, {7}});
+  CHECK(GuessShapes({type({-1, 7}), type({4, -1})}) == Shapes{{4, 7}, {4, 7}});
+  CHECK(GuessShapes({type({-1, 7}), type({7})}) == Shapes{{2, 7}, {7}});
   CHECK(!GuessShapes({type({-1, 7}), TensorType{}}));
   CHECK(!GuessShapes({type({3, 7}), type({4, 7})}));
 }

@@ -12,7 +12,7 @@ namespace {
 
 struct Case {
   std::string name, program;
-  std::vector<Shape> inputs;
+  Shapes inputs;
   int vector;  // what the configuration must be; 0: whatever registers and code allow
   std::string modes;  // likewise, of: across, tail, wide
   int most_vector = 16;
@@ -72,7 +72,7 @@ std::vector<Case> Cases() {
   };
   for (const auto& [dtype, size] : dtypes) {
     const auto add = [&, type = dtype, vector = 16 / size](
-                       const std::string& name, const char* program, const std::vector<Shape>& inputs) {
+                       const std::string& name, const char* program, const Shapes& inputs) {
       cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, ""});
     };
     add("unary", kUnary, {kLarge});
@@ -87,8 +87,8 @@ std::vector<Case> Cases() {
     std::vector<std::pair<std::string, int>>{{"float16", 2}, {"float", 4}, {"double", 8}}) {
     const int vector = 16 / size;
     const std::string across = size == 8 ? "" : "across";  // one double is an access that needs no neighbours
-    const auto add = [&, type = dtype](const std::string& name, const char* program, const std::vector<Shape>& inputs,
-                       int wanted, const std::string& modes, int most_vector = 16) {
+    const auto add = [&, type = dtype](const std::string& name, const char* program, const Shapes& inputs, int wanted,
+                       const std::string& modes, int most_vector = 16) {
       cases.push_back({name + " " + type, test::Typed(program, type), inputs, wanted, modes, most_vector});
     };
     add("lerp", kLerp, {{16, 102400}, {16, 102400}, {1}}, vector, "");
@@ -124,8 +124,8 @@ std::vector<Case> HeavyCases() {
       cases.push_back({std::to_string(length) + " heavy " + dtype, Chain(dtype, heavy, length), {kLarge}, 0, ""});
   for (const std::string dtype : {"float16", "float", "double", "int8"}) {
     cases.push_back({"256 light " + dtype, Chain(dtype, {"Abs", "Neg", "Relu", "Sign"}, 256), {kLarge}, 0, ""});
-    cases.push_back({"32 in, 16 out " + dtype, Wide(dtype, 32, 16), std::vector<Shape>(32, kLarge), 0, ""});
-    std::vector<Shape> ways;
+    cases.push_back({"32 in, 16 out " + dtype, Wide(dtype, 32, 16), Shapes(32, kLarge), 0, ""});
+    Shapes ways;
     for (int i = 0; i < 32; ++i)
       ways.push_back({i & 1 ? 4 : 1, i & 2 ? 9 : 1, i & 4 ? 8 : 1, i & 8 ? 7 : 1, i & 16 ? 1009 : 1});
     cases.push_back({"32 ways to broadcast " + dtype, Wide(dtype, 32, 16), ways, 0, ""});
@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
   std::vector<Case> cases = Cases();
   for (Case& test_case : HeavyCases()) cases.push_back(std::move(test_case));
   const bool show = argument.rfind("sm_", 0) != 0;
-  const cuda::DeviceFacts& gpu = show ? test::H200() : test::DeviceOf(argument);
+  const DeviceFacts& gpu = show ? test::H200() : test::DeviceOf(argument);
   for (const Case& test_case : cases) {
     if (show ? test_case.name != argument : !test::IsTaken(argument, test_case.name)) continue;
     const Program program = ParsePointwise(test_case.program);

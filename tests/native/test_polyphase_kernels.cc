@@ -50,7 +50,7 @@ std::vector<ConvCase> Cases() {
 
 }  // namespace
 
-void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
+void TestKernels(const std::string&, const DeviceFacts& device) {
   size_t number = 0;
   const auto check = [&](const Program& program, const Contraction& problem) {
     const PolyphaseConfig config = ConfigurePolyphase(problem, device);

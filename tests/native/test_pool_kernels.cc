@@ -40,7 +40,7 @@ PoolAttributes Global(bool is_max, bool channels_last) {
 }
 
 // Without clusters the configuration is another one.
-std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
+std::vector<Case> Cases(const DeviceFacts& gpu) {
   std::vector<Case> cases;
   const auto pool = [&](const std::string& name, const PoolAttributes& attributes, const Shape& input, DType dtype,
                       int vector, bool wide = false, int cluster = 1, int alignment = 16) {
@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
   const std::string argument = argc == 2 ? argv[1] : "";
   const bool show = argument.rfind("sm_", 0) != 0;
   if (!show) TestNearest();
-  const cuda::DeviceFacts& gpu = show ? test::H200() : test::DeviceOf(argument);
+  const DeviceFacts& gpu = show ? test::H200() : test::DeviceOf(argument);
   for (const Case& test_case : Cases(gpu)) {
     if (show) {
       if (test_case.name == argument) std::cout << test_case.source;

@@ -13,7 +13,7 @@ namespace {
 struct Problem {
   const char* name;
   ScatterAttributes attributes;
-  std::vector<Shape> inputs;
+  Shapes inputs;
   bool is_int32 = false;
   uintptr_t alignment = 0;
 };
@@ -91,7 +91,7 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
 
 }  // namespace
 
-void TestKernels(const std::string& architecture, const cuda::DeviceFacts&) {
+void TestKernels(const std::string& architecture, const DeviceFacts&) {
   const ScatterAttributes nd = Of(ScatterKind::kND), elements = Of(ScatterKind::kElements, 1);
   ScatterAttributes slice = Of(ScatterKind::kSlice);
   slice.axes = {1, 2};

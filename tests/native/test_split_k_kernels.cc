@@ -41,7 +41,7 @@ std::vector<ConvCase> Cases() {
 
 }  // namespace
 
-void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
+void TestKernels(const std::string&, const DeviceFacts& device) {
   ForEachCase(Cases(), device, FitsSplitK, [&](const Program& program, const Contraction& problem) {
     const SplitKConfig config = ConfigureSplitK(problem, device);
     const cuda::LaunchShape launch = SplitKLaunch(problem, config);
@@ -64,7 +64,7 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
         for (const int64_t filters : {8, 40, 64, 136, 512, 4096})
           for (const int64_t kernel : {1, 3, 7})
             for (const int multiprocessors : {1, 7, 114, 132}) {
-              cuda::DeviceFacts other = device;
+              DeviceFacts other = device;
               other.multiprocessors = multiprocessors;
               const Contraction problem = Layer(size == 7 ? kFloat : kHalf, batch, size, channels, filters, kernel);
               const SplitKConfig config = ConfigureSplitK(problem, other);

@@ -11,7 +11,7 @@ namespace {
 
 struct Case {
   std::string name, program;
-  std::vector<Shape> inputs;
+  Shapes inputs;
   int vector;  // what the configuration must be for the first group; 0: whatever registers allow
   std::string modes;  // likewise, of: along, wide, stream, chunks
   size_t groups = 1;
@@ -47,9 +47,8 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const auto& [dtype, size] : std::vector<std::pair<std::string, int>>{
          {"float16", 2}, {"bfloat16", 2}, {"float", 4}, {"double", 8}, {"int32", 4}, {"uint64", 8}}) {
-    const auto add = [&, type = dtype](const std::string& name, const std::string& program,
-                       const std::vector<Shape>& inputs, int vector, const std::string& modes, size_t groups = 1,
-                       bool aligned = true) {
+    const auto add = [&, type = dtype](const std::string& name, const std::string& program, const Shapes& inputs,
+                       int vector, const std::string& modes, size_t groups = 1, bool aligned = true) {
       cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, modes, groups, aligned});
     };
     const int most = 16 / size;
@@ -77,8 +76,8 @@ std::vector<Case> Cases() {
   }
   cases.push_back({"mixed", kMixed, {{65536, 96}, {96}, {65536, 1}, {65536, 96}, {65536, 96}}, 0, ""});
   for (const std::string dtype : {"float16", "float", "double"}) {
-    cases.push_back({"32 in, 16 sums, rows " + dtype, Wide(dtype), std::vector<Shape>(32, {65536}), 0, ""});
-    cases.push_back({"32 in, 16 sums, columns " + dtype, Wide(dtype), std::vector<Shape>(32, {65536, 64}), 0, ""});
+    cases.push_back({"32 in, 16 sums, rows " + dtype, Wide(dtype), Shapes(32, {65536}), 0, ""});
+    cases.push_back({"32 in, 16 sums, columns " + dtype, Wide(dtype), Shapes(32, {65536, 64}), 0, ""});
   }
   return cases;
 }
@@ -96,7 +95,7 @@ std::string Modes(const SumConfig& config, const SumPieces& pieces) {
 int main(int argc, char** argv) {
   const std::string argument = argc == 2 ? argv[1] : "";
   const bool show = argument.rfind("sm_", 0) != 0;
-  const cuda::DeviceFacts &h200 = test::H200(), &gpu = show ? h200 : test::DeviceOf(argument);
+  const DeviceFacts &h200 = test::H200(), &gpu = show ? h200 : test::DeviceOf(argument);
   for (const Case& test_case : Cases()) {
     if (show ? test_case.name != argument : !test::IsTaken(argument, test_case.name)) continue;
     const SumProgram sums = SumProgram::Parse(test_case.program);
@@ -112,7 +111,7 @@ int main(int argc, char** argv) {
       }
       test::Compiled compiled(source, argument);
       const int threads = config.kept_threads * config.summed_threads;
-      const auto cut = [&](const SumConfig& of, const cuda::DeviceFacts& on) {
+      const auto cut = [&](const SumConfig& of, const DeviceFacts& on) {
         const int64_t resident =
           on.ResidentBlocks(of.kept_threads * of.summed_threads, test::Registers(compiled.log()), 0);
         return CutSums(groups[g], of, resident * on.multiprocessors);

@@ -44,7 +44,7 @@ const Case kCases[] = {
 
 }  // namespace
 
-void TestKernels(const std::string& architecture, const cuda::DeviceFacts& gpu) {
+void TestKernels(const std::string& architecture, const DeviceFacts& gpu) {
   for (const Case& each : kCases) {
     const std::vector<int64_t> starts(each.shape.size()), ends(each.shape.size(), INT64_MAX);
     const TransposeConfig config =

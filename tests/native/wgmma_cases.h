@@ -60,8 +60,8 @@ inline ortplugin::Program ProgramOf(const ConvCase& conv_case) {
 // Calls `check` with each case's program and problem, of a sample one in `every`, on a GPU that has the engine. `fits`
 // says which has.
 template <typename Check>
-void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::DeviceFacts& device,
-  bool (*fits)(const ortplugin::Program&, const Contraction&, const ortplugin::cuda::DeviceFacts&), const Check& check,
+void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::DeviceFacts& device,
+  bool (*fits)(const ortplugin::Program&, const Contraction&, const ortplugin::DeviceFacts&), const Check& check,
   int every = 6) {
   for (const ConvCase& conv_case : cases) {
     const ortplugin::Program program = ProgramOf(conv_case);
@@ -75,8 +75,8 @@ void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::Devi
 // Compiles a kernel, and fails where NVRTC warns of its arithmetic, where registers are spilled to local memory or
 // where the tensor cores wait for each MMA. Returns what to print of it, of a tile configuration in words; VERBOSE=1
 // prints it.
-inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, const std::string& source,
-  const char* kernel, const Contraction& problem, const ortplugin::cuda::LaunchShape& launch, const std::string& config,
+inline std::string CheckCompiles(const ortplugin::DeviceFacts& device, const std::string& source, const char* kernel,
+  const Contraction& problem, const ortplugin::cuda::LaunchShape& launch, const std::string& config,
   int min_blocks = 1) {
   Compiled compiled(source, "sm_90a");
   const std::string text =

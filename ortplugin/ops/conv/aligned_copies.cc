@@ -15,7 +15,7 @@ std::vector<size_t> UnalignedTensors(const std::vector<void*>& addresses) {
   return tensors;
 }
 
-void AlignedCopies::Add(size_t tensor, DType dtype, const Shape& shape, const cuda::DeviceFacts& device) {
+void AlignedCopies::Add(size_t tensor, DType dtype, const Shape& shape, const DeviceFacts& device) {
   if (ElementCount(shape) == 0) return;
   const std::string name = NameOf(dtype);
   const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
@@ -24,8 +24,8 @@ void AlignedCopies::Add(size_t tensor, DType dtype, const Shape& shape, const cu
   bytes_ += bytes;
 }
 
-std::vector<void*> AlignedCopies::CopyInputs(const cuda::DeviceFacts& device, cuda::Stream stream, size_t inputs,
-  std::vector<void*> addresses, char* scratch) const {
+std::vector<void*> AlignedCopies::CopyInputs(
+  const DeviceFacts& device, cuda::Stream stream, size_t inputs, std::vector<void*> addresses, char* scratch) const {
   for (const Copy& copy : copies_) {
     void*& address = addresses[copy.tensor];
     if (copy.tensor < inputs) RunPointwise(copy.plan, device, stream, {address}, {scratch});
@@ -35,7 +35,7 @@ std::vector<void*> AlignedCopies::CopyInputs(const cuda::DeviceFacts& device, cu
   return addresses;
 }
 
-void AlignedCopies::CopyOutputs(const cuda::DeviceFacts& device, cuda::Stream stream, size_t inputs,
+void AlignedCopies::CopyOutputs(const DeviceFacts& device, cuda::Stream stream, size_t inputs,
   const std::vector<void*>& addresses, const std::vector<void*>& copies) const {
   for (const Copy& copy : copies_)
     if (copy.tensor >= inputs) RunPointwise(copy.plan, device, stream, {copies[copy.tensor]}, {addresses[copy.tensor]});

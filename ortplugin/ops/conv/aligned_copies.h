@@ -18,16 +18,16 @@ std::vector<size_t> UnalignedTensors(const std::vector<void*>& addresses);
 class AlignedCopies {
  public:
   // Of no elements there is nothing to copy.
-  void Add(size_t tensor, DType dtype, const Shape& shape, const cuda::DeviceFacts& device);
+  void Add(size_t tensor, DType dtype, const Shape& shape, const DeviceFacts& device);
   size_t bytes() const { return bytes_; }  // of scratch memory
 
   // Copies those tensors to `scratch` that are inputs, the first `inputs` ones. Returns all addresses, those of the
   // copies in place of the tensors' own.
-  std::vector<void*> CopyInputs(const cuda::DeviceFacts& device, cuda::Stream stream, size_t inputs,
-    std::vector<void*> addresses, char* scratch) const;
+  std::vector<void*> CopyInputs(
+    const DeviceFacts& device, cuda::Stream stream, size_t inputs, std::vector<void*> addresses, char* scratch) const;
   // Copies the outputs back. `addresses`: the tensors' own; `copies`: what CopyInputs returned.
-  void CopyOutputs(const cuda::DeviceFacts& device, cuda::Stream stream, size_t inputs,
-    const std::vector<void*>& addresses, const std::vector<void*>& copies) const;
+  void CopyOutputs(const DeviceFacts& device, cuda::Stream stream, size_t inputs, const std::vector<void*>& addresses,
+    const std::vector<void*>& copies) const;
 
  private:
   struct Copy {

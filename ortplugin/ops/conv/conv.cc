@@ -19,7 +19,7 @@ bool IsKnown(const TensorType& type) {
 
 }  // namespace
 
-Contraction ConvNode::Fit(const std::vector<Shape>& shapes, bool session_allows_tf32) const {
+Contraction ConvNode::Fit(const Shapes& shapes, bool session_allows_tf32) const {
   Contraction contraction = FitConv(attributes, shapes[0], shapes[1]);
   contraction.dtypes = Contraction::AllOf(ValueType(*program));
   contraction.allow_tf32 = follows_session() ? session_allows_tf32 : allow_tf32.value_or(false);
@@ -43,7 +43,7 @@ CheckedConvNode::CheckedConvNode(const NodeInfo& info, const std::string& text, 
       Fail(i == 0 ? "X" : "W", " is a scalar; it must have two dimensions and one to three spatial ones");
   InferConv(attributes, inputs[0], inputs[1]);  // for what is known
   if (!std::all_of(inputs.begin(), inputs.end(), IsKnown)) return;
-  std::vector<Shape> shapes;
+  Shapes shapes;
   for (const TensorType& type : inputs) shapes.push_back(type.shape);
   EpilogueAxes(*program, kConvInputs, Fit(shapes, false).result(), shapes);
 }

@@ -29,7 +29,7 @@ struct ConvNode {
 
   // Its contraction for these shapes of X, W and the operands, in a session that allows TF32 or does not. Throws Error
   // where they contradict each other.
-  Contraction Fit(const std::vector<Shape>& shapes, bool session_allows_tf32) const;
+  Contraction Fit(const Shapes& shapes, bool session_allows_tf32) const;
   bool follows_session() const { return !allow_tf32 && ValueType(*program) == DType::kFloat; }
 };
 

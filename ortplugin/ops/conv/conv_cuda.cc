@@ -71,7 +71,7 @@ class CudaConv : public PlannedKernel<ConvPlan> {
   // Says early what is wrong with the node or missing here, and starts to work on the plan for the shapes that the
   // model declares, so that sessions with many convolutions make their plans at the same time.
   void Prepare(const std::vector<TensorType>& types) {
-    const std::optional<std::vector<Shape>> shapes = KnownShapes(types);
+    const std::optional<Shapes> shapes = KnownShapes(types);
     if (!shapes) return;
     // No run has told the session's word on TF32 yet: this is the plan of a session that has not changed it.
     const Contraction contraction = node_.Fit(*shapes, true);
@@ -85,8 +85,7 @@ class CudaConv : public PlannedKernel<ConvPlan> {
     CheckInput(*node_.program, kConvInputs, input, type);
   }
 
-  bool AddOutputs(
-    Run& run, const std::vector<Shape>& shapes, const ConvPlan* plan, std::vector<void*>* addresses) const override {
+  bool AddOutputs(Run& run, const Shapes& shapes, const ConvPlan* plan, std::vector<void*>* addresses) const override {
     const Shape shape = plan != nullptr ? plan->output : FitConv(node_.attributes, shapes[0], shapes[1]).output();
     for (size_t r = 0; r < node_.program->results().size(); ++r) addresses->push_back(run.output(r, shape));
     return ElementCount(shape) > 0;
@@ -94,7 +93,7 @@ class CudaConv : public PlannedKernel<ConvPlan> {
 
   bool follows_session() const override { return node_.follows_session(); }
 
-  std::unique_ptr<ConvPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+  std::unique_ptr<ConvPlan> Make(const Shapes& shapes, const PlanVariant& variant) const override {
     return planner_.Make(node_.Fit(shapes, variant.session_allows_tf32), variant.unaligned);
   }
 
@@ -115,7 +114,7 @@ std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transpo
 
 std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
 
-std::vector<std::string> ListConvAlgorithms(const Contraction& given, const cuda::DeviceFacts& gpu) {
+std::vector<std::string> ListConvAlgorithms(const Contraction& given, const DeviceFacts& gpu) {
   const Contraction contraction = given.WithMergedFrames();
   // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.
   constexpr size_t kMostFused = 8, kMostSplit = 4;

@@ -23,6 +23,6 @@ cudnn::Problem ProblemWithoutEpilogue(const Contraction& contraction);
 cudnn::Problem ProblemWithEpilogue(const Contraction& contraction);
 
 // Every algorithm that the GPU offers, as the attribute's texts, the likeliest first.
-std::vector<std::string> ListConvAlgorithms(const Contraction& contraction, const cuda::DeviceFacts& gpu);
+std::vector<std::string> ListConvAlgorithms(const Contraction& contraction, const DeviceFacts& gpu);
 
 }  // namespace ortplugin

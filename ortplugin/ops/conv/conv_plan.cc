@@ -16,7 +16,7 @@ DType InputType(const Program& program, size_t input) {
 }
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
-void Transpose(const ConvPlan::Transposition& transposition, const cuda::DeviceFacts& device, cuda::Stream stream,
+void Transpose(const ConvPlan::Transposition& transposition, const DeviceFacts& device, cuda::Stream stream,
   const void* from, void* to) {
   const void* const addresses[] = {from, to};
   transposition.kernel.Launch(device, stream, addresses, 2);
@@ -48,7 +48,7 @@ std::optional<EngineKernel> ConvPlanner::FindOwnKernel(const Contraction& contra
 
 std::unique_ptr<ConvPlan> ConvPlanner::Make(const Contraction& given, const std::vector<size_t>& unaligned) const {
   Contraction contraction = given.WithMergedFrames();
-  std::vector<Shape> shapes{contraction.x(), contraction.w()};
+  Shapes shapes{contraction.x(), contraction.w()};
   shapes.insert(shapes.end(), contraction.operands.begin(), contraction.operands.end());
   // What is copied first is written by the kernel in front.
   for (const size_t tensor : unaligned) {
@@ -152,7 +152,7 @@ void ConvPlanner::Split(const Contraction& contraction, ConvPlan* plan) const {
     plan->value_bytes = ScratchBytes(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(contraction.dtype()));
   plan->is_split = !IsIdentity(*contraction.program);
   if (!plan->is_split) return;
-  std::vector<Shape> shapes{plan->shape};
+  Shapes shapes{plan->shape};
   shapes.insert(shapes.end(), contraction.operands.begin(), contraction.operands.end());
   plan->epilogue =
     PlanPointwise(*contraction.program, FitPointwise(*contraction.program, shapes), device_, kMostVector);
@@ -178,7 +178,7 @@ void ConvPlanner::WarnOfAlgorithm(const std::string& reason) const {
 }
 
 void ConvPlan::Run(
-  const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
+  const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
   char* const workspace = scratch;
   if (convolution != nullptr) scratch += ScratchBytes(convolution->workspace_bytes());
   char* const value = scratch;
@@ -208,7 +208,7 @@ void ConvPlan::Run(
   copies.CopyOutputs(device, stream, inputs, given, aligned);
 }
 
-void ConvPlan::RunCudnn(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
+void ConvPlan::RunCudnn(const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
   void* workspace, void* value) const {
   const std::vector<void*> results(addresses.begin() + static_cast<std::ptrdiff_t>(inputs), addresses.end());
   std::vector<const void*> operands(

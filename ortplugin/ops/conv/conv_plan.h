@@ -44,18 +44,17 @@ struct ConvPlan {
   size_t value_bytes = 0, scratch_bytes = 0;
 
   // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs; `scratch`: scratch_bytes.
-  void Run(
-    const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
+  void Run(const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
 
  private:
-  void RunCudnn(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
-    void* workspace, void* value) const;
+  void RunCudnn(const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, void* workspace,
+    void* value) const;
 };
 
 // Makes a node's plans. It warns once where its algorithm is not to be had.
 class ConvPlanner {
  public:
-  ConvPlanner(std::string node, ConvAlgorithm algorithm, const cuda::DeviceFacts& device)
+  ConvPlanner(std::string node, ConvAlgorithm algorithm, const DeviceFacts& device)
     : node_(std::move(node)), algorithm_(std::move(algorithm)), device_(device) {}
 
   bool is_auto() const { return algorithm_.kind == ConvAlgorithm::Kind::kAuto; }
@@ -78,7 +77,7 @@ class ConvPlanner {
 
   std::string node_;
   ConvAlgorithm algorithm_;
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
   mutable std::atomic<bool> warned_{false};
 };
 

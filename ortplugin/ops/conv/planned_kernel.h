@@ -32,7 +32,7 @@ class PlannedKernel : public Kernel {
   void Compute(Run& run) const final {
     const size_t inputs = input_count();
     std::vector<void*> addresses;
-    std::vector<Shape> shapes;
+    Shapes shapes;
     for (size_t i = 0; i < inputs; ++i) {
       Tensor input = run.input(i);
       CheckType(i, input.type);
@@ -59,23 +59,22 @@ class PlannedKernel : public Kernel {
   // Throws Error where the input has another type than the node says.
   virtual void CheckType(size_t input, ort::ElementType type) const = 0;
   // Adds the addresses of the outputs. `plan` may be null, and else knows their shapes. False: there are no elements.
-  virtual bool AddOutputs(
-    Run& run, const std::vector<Shape>& shapes, const Plan* plan, std::vector<void*>* addresses) const = 0;
+  virtual bool AddOutputs(Run& run, const Shapes& shapes, const Plan* plan, std::vector<void*>* addresses) const = 0;
   // Whether plans depend on the session's word on TF32.
   virtual bool follows_session() const { return false; }
-  virtual std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const = 0;
+  virtual std::unique_ptr<Plan> Make(const Shapes& shapes, const PlanVariant& variant) const = 0;
   // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs.
   virtual void Launch(
     const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const = 0;
 
-  const Plan& Keep(const std::vector<Shape>& shapes, const PlanVariant& variant) const {
+  const Plan& Keep(const Shapes& shapes, const PlanVariant& variant) const {
     return plans_.Keep(shapes, variant, Make(shapes, variant));
   }
-  const cuda::DeviceFacts& device() const { return device_; }
+  const DeviceFacts& device() const { return device_; }
 
  private:
   DeviceScratch scratch_;
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
   mutable PlanCache<Plan, PlanVariant> plans_;
 };
 

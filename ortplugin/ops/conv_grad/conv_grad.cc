@@ -157,7 +157,7 @@ void CheckKnown(const GradNode& node, const Known& known) {
 }
 
 // `operands`: X and W, as far as they are given, in the node's layout; -1 and empty shapes where unknown.
-Known Complete(const GradNode& node, const std::vector<Shape>& operands, const Shape& whole) {
+Known Complete(const GradNode& node, const Shapes& operands, const Shape& whole) {
   Known known{First(whole, node.channels_last), {}, {}};
   size_t next = 0;
   if (node.has_x) known.x = First(operands[next++], node.channels_last);
@@ -237,7 +237,7 @@ void Infer(ShapeContext& context) {
     Fail("the operands and the program's parameters are ", operands + node.program.parameters().size(),
       " inputs, the node has ", count);
   std::vector<TensorType> parameters;
-  std::vector<Shape> shapes;
+  Shapes shapes;
   Shape batch_symbol;
   for (size_t i = 0; i < count; ++i) {
     const TensorType type = context.input(i);
@@ -363,7 +363,7 @@ class CpuConvGrad : public Kernel {
 
   void Compute(Run& run) const override {
     std::vector<Tensor> inputs;
-    std::vector<Shape> shapes;
+    Shapes shapes;
     const size_t operands = node_.operands(), parameters = node_.program.parameters().size();
     for (size_t i = 0; i < operands + parameters; ++i) {
       inputs.push_back(run.input(i));
@@ -376,7 +376,7 @@ class CpuConvGrad : public Kernel {
     const GradShape shape = FitGrad(node_, shapes);
     HostVector<char> memory;  // for dZ
     const std::vector<Tensor> arguments(inputs.begin() + static_cast<std::ptrdiff_t>(operands), inputs.end());
-    const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(operands), shapes.end());
+    const Shapes given(shapes.begin() + static_cast<std::ptrdiff_t>(operands), shapes.end());
     size_t next = 0;
     void* dx = node_.wants_x ? run.output(next++, shape.x, SizeOf(node_.dtype())) : nullptr;
     void* dw = node_.wants_w ? run.output(next++, shape.w, SizeOf(node_.weight_dtype)) : nullptr;
@@ -483,12 +483,12 @@ SumProgram GradNode::Sums() const {
     db + " = Cast<to=" + NameOf(weight_dtype) + ">(" + total + ") }");
 }
 
-GradShape FitGrad(const GradNode& node, const std::vector<Shape>& inputs) {
+GradShape FitGrad(const GradNode& node, const Shapes& inputs) {
   const auto split = inputs.begin() + static_cast<std::ptrdiff_t>(node.operands());
-  const Shape whole = Broadcast(std::vector<Shape>(split, inputs.end()));
+  const Shape whole = Broadcast(Shapes(split, inputs.end()));
   if (whole.size() != node.rank() + 2)
     Fail("kernel_shape=", ToString(node.kernel), " has another rank than S, ", ToString(whole));
-  const std::vector<Shape> operands(inputs.begin(), split);
+  const Shapes operands(inputs.begin(), split);
   for (size_t i = 0; i < operands.size(); ++i) CheckRank(node, i, operands[i]);
   const Known known = Complete(node, operands, whole);
   GradShape shape;
@@ -523,7 +523,7 @@ std::vector<TensorType> CheckGrad(const GradNode& node, const NodeInfo& info) {
   CheckCounts(node, info.input_count(), info.output_count());
   const size_t operands = node.operands();
   std::vector<TensorType> types, parameters;
-  std::vector<Shape> shapes;
+  Shapes shapes;
   for (size_t i = 0; i < info.input_count(); ++i) {
     types.push_back(info.input(i));
     if (i < operands) {

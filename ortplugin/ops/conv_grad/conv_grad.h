@@ -51,7 +51,7 @@ struct GradShape {
 };
 
 // Throws Error where the inputs' shapes contradict each other or the attributes.
-GradShape FitGrad(const GradNode& node, const std::vector<Shape>& inputs);
+GradShape FitGrad(const GradNode& node, const Shapes& inputs);
 
 // Checks inputs, outputs and what is known of shapes early. Returns the inputs' types.
 std::vector<TensorType> CheckGrad(const GradNode& node, const NodeInfo& info);

@@ -51,9 +51,9 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
       Fail("input ", i, " is ", NameOfOrt(type), " but the node's program says ", NameOf(wanted));
   }
 
-  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const ConvGradPlan* plan,
-    std::vector<void*>* addresses) const override {
-    const std::vector<Shape> results = OutputShapes(plan == nullptr ? FitGrad(node_, shapes) : plan->shape);
+  bool AddOutputs(
+    Run& run, const Shapes& shapes, const ConvGradPlan* plan, std::vector<void*>* addresses) const override {
+    const Shapes results = OutputShapes(plan == nullptr ? FitGrad(node_, shapes) : plan->shape);
     for (size_t r = 0; r < results.size(); ++r) addresses->push_back(run.output(r, results[r]));
     return std::any_of(results.begin(), results.end(), [](const Shape& each) { return ElementCount(each) > 0; });
   }
@@ -64,8 +64,8 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
   }
 
   // dX, dW, dB, dZ as far as they are wanted, the program's results after the first.
-  std::vector<Shape> OutputShapes(const GradShape& shape) const {
-    std::vector<Shape> shapes;
+  Shapes OutputShapes(const GradShape& shape) const {
+    Shapes shapes;
     if (node_.wants_x) shapes.push_back(shape.x);
     if (node_.wants_w) shapes.push_back(shape.w);
     if (node_.wants_b) shapes.push_back({shape.z[node_.channels_last ? shape.z.size() - 1 : 1]});
@@ -84,7 +84,7 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
   // theirs at the same time.
   void Prepare(const std::vector<TensorType>& types) {
     if (!node_.wants_x && !node_.wants_w) return;
-    const std::optional<std::vector<Shape>> shapes = KnownShapes(types);
+    const std::optional<Shapes> shapes = KnownShapes(types);
     if (!shapes) {
       cudnn::Version();  // throws where there is none
       return;
@@ -94,12 +94,12 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
     planner_.Prepare(shape, *shapes);
   }
 
-  std::unique_ptr<ConvGradPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+  std::unique_ptr<ConvGradPlan> Make(const Shapes& shapes, const PlanVariant& variant) const override {
     const std::vector<size_t>& unaligned = variant.unaligned;
     auto plan = std::make_unique<ConvGradPlan>();
     plan->shape = FitGrad(node_, shapes);
     const GradShape& shape = plan->shape;
-    const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
+    const Shapes given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
     plan->weight_engine = FindWeightGradEngine(node_, shape, shapes, device());
     const bool draws_in = plan->weight_engine && plan->weight_engine->draws_in;
     if (draws_in) {
@@ -119,7 +119,7 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
     for (const std::optional<GradPart>* part : {&plan->data, &plan->weight})
       if (*part) plan->step_bytes = std::max(plan->step_bytes, (*part)->scratch_bytes());
     plan->scratch_bytes = plan->z_bytes + plan->step_bytes;
-    const std::vector<Shape> outputs = OutputShapes(shape);
+    const Shapes outputs = OutputShapes(shape);
     for (const size_t tensor : unaligned) {
       if (tensor < shapes.size())
         plan->copies.Add(tensor, InputType(tensor), shapes[tensor], device());

@@ -13,7 +13,7 @@ namespace ortplugin {
 namespace {
 
 // Whether dX is known to be faster as a convolution on FusedConv's kernel than on cuDNN, in float32.
-bool IsDataGradFast(const Contraction& conv, const cuda::DeviceFacts& gpu) {
+bool IsDataGradFast(const Contraction& conv, const DeviceFacts& gpu) {
   const MeasuredGpu* const target = FindTarget(gpu);
   const int64_t taps = conv.windows[0].kernel * conv.windows[1].kernel;
   if (target == nullptr || taps == 1) return false;
@@ -56,7 +56,7 @@ cudnn::Problem WeightProblem(const GradNode& node, const GradShape& shape, DType
 
 // dX as the convolution of dZ with W rotated by 180 degrees, or of a transposed convolution with W as it is.
 std::optional<cuda::PackedKernel> FindDataGradEngine(
-  const GradNode& node, const GradShape& shape, const cuda::DeviceFacts& gpu) {
+  const GradNode& node, const GradShape& shape, const DeviceFacts& gpu) {
   if (node.rank() != 2 || node.channels_last || ElementCount(shape.x) == 0) return std::nullopt;
   Contraction conv = node.transposed ? shape.contraction : shape.contraction.Reversed();
   conv.transposed = false;
@@ -76,7 +76,7 @@ std::optional<cuda::PackedKernel> FindDataGradEngine(
 }
 
 std::optional<WeightGradEngine> FindWeightGradEngine(
-  const GradNode& node, const GradShape& shape, const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu) {
+  const GradNode& node, const GradShape& shape, const Shapes& shapes, const DeviceFacts& gpu) {
   if (!node.wants_w || ElementCount(shape.w) == 0 || ElementCount(shape.z) == 0 || ElementCount(shape.x) == 0)
     return std::nullopt;
   WeightGrad grad{shape.contraction, node.weight_dtype, false, false};
@@ -85,7 +85,7 @@ std::optional<WeightGradEngine> FindWeightGradEngine(
   const Program identity = Program::Parse("(" + name + " x) => (" + name + " x) {}");
   const Shape& small = node.transposed ? shape.x : shape.z;
   WeightGradEngine engine{};
-  const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node.operands()), shapes.end());
+  const Shapes given(shapes.begin() + static_cast<std::ptrdiff_t>(node.operands()), shapes.end());
   const Axes axes = JoinAxes(shape.z, given);
   engine.draws_in = !node.transposed && IsWeightGradProgram(node.program, axes, node.wants_b);
   engine.stores_z = engine.draws_in && node.stores_z() && (node.wants_x || node.wants_z);
@@ -120,8 +120,7 @@ std::vector<cudnn::Problem> WeightProblems(const GradNode& node, const GradShape
   return problems;
 }
 
-std::vector<std::string> ListGradAlgorithms(
-  const GradNode& node, const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu) {
+std::vector<std::string> ListGradAlgorithms(const GradNode& node, const Shapes& shapes, const DeviceFacts& gpu) {
   constexpr size_t kMostPlans = 8;  // of a problem, and of dX in fp16 and bf16 as many with an identity
   const GradShape shape = FitGrad(node, shapes);
   std::vector<std::string> lines;

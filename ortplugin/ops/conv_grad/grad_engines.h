@@ -24,9 +24,9 @@ struct WeightGradEngine {
 // the fastest, else none. `shapes`: of the node's inputs. dX is FusedConv's direct convolution; its addresses are those
 // of dZ, W and dX.
 std::optional<cuda::PackedKernel> FindDataGradEngine(
-  const GradNode& node, const GradShape& shape, const cuda::DeviceFacts& gpu);
+  const GradNode& node, const GradShape& shape, const DeviceFacts& gpu);
 std::optional<WeightGradEngine> FindWeightGradEngine(
-  const GradNode& node, const GradShape& shape, const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu);
+  const GradNode& node, const GradShape& shape, const Shapes& shapes, const DeviceFacts& gpu);
 
 cudnn::Problem DataProblem(const GradNode& node, const GradShape& shape);
 // The first that cuDNN has a plan for is taken. X and dZ are converted to a problem's dtype; what it writes is in
@@ -38,7 +38,6 @@ bool IsUneven(const cudnn::Problem& forward);
 
 // "data_algorithm=own", "weight_algorithm=engine=3;k2=1": what the GPU offers for these shapes of the node's inputs, of
 // each attribute the likeliest first.
-std::vector<std::string> ListGradAlgorithms(
-  const GradNode& node, const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu);
+std::vector<std::string> ListGradAlgorithms(const GradNode& node, const Shapes& shapes, const DeviceFacts& gpu);
 
 }  // namespace ortplugin

@@ -18,20 +18,20 @@ Program Parse(const std::string& from, const std::string& to, const std::string&
   return Program::Parse("(" + from + " x) => (" + to + " y) { y = " + body + " }");
 }
 
-Conversion Convert(const Shape& shape, DType from, DType to, const cuda::DeviceFacts& gpu) {
+Conversion Convert(const Shape& shape, DType from, DType to, const DeviceFacts& gpu) {
   const Program program = Parse(NameOf(from), NameOf(to), std::string("Cast<to=") + NameOf(to) + ">(x)");
   return {Bytes(shape, to), PlanPointwise(program, FitPointwise(program, {shape}), gpu, kMostVector)};
 }
 
 // Zeros: the sum of no rows.
-SumPlan Zeros(const Shape& shape, DType dtype, const cuda::DeviceFacts& gpu) {
+SumPlan Zeros(const Shape& shape, DType dtype, const DeviceFacts& gpu) {
   const SumProgram sums = SumProgram::Parse(
     std::string("(") + NameOf(dtype) + " x) => (" + NameOf(dtype) + " y) { y = SumTo<axes=\"0\", keepdims=0>(x) }");
   return PlanSums(sums, {{0, ElementCount(shape)}}, gpu, true);
 }
 
 Padding Pad(const Shape& shape, bool channels_last, const Shape& pads_begin, const Shape& pads_end, DType dtype,
-  const cuda::DeviceFacts& gpu) {
+  const DeviceFacts& gpu) {
   constexpr size_t kAxes = 3;
   constexpr unsigned kThreads = 256;
   Padding padding{};
@@ -72,8 +72,8 @@ size_t GradPart::scratch_bytes() const {
   return bytes;
 }
 
-void GradPart::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const void* first, const void* second,
-  void* result, char* scratch) const {
+void GradPart::Run(const DeviceFacts& device, cuda::Stream stream, const void* first, const void* second, void* result,
+  char* scratch) const {
   if (zeros) RunSums(*zeros, device, stream, {nullptr}, {result}, scratch);
   if (engine) {
     const void* const addresses[] = {first, second, result};
@@ -105,7 +105,7 @@ void GradPart::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const v
   if (result_conversion) RunPointwise(result_conversion->plan, device, stream, {made}, {result});
 }
 
-void GradPlanner::Prepare(const GradShape& shape, const std::vector<Shape>& shapes) const {
+void GradPlanner::Prepare(const GradShape& shape, const Shapes& shapes) const {
   const auto prepare = [&](const cudnn::Problem& problem, const std::string& algorithm) {
     const std::optional<cudnn::PlanText> text = Text(algorithm);
     cudnn::Version();

@@ -44,14 +44,14 @@ struct GradPart {
 
   size_t scratch_bytes() const;
   // Asynchronous, on ORT's stream. `first`, `second`: dZ and W for dX; the larger and the smaller tensor for dW.
-  void Run(const cuda::DeviceFacts& device, cuda::Stream stream, const void* first, const void* second, void* result,
+  void Run(const DeviceFacts& device, cuda::Stream stream, const void* first, const void* second, void* result,
     char* scratch) const;
 };
 
 // Makes a node's parts. It warns once where an algorithm is not to be had.
 class GradPlanner {
  public:
-  GradPlanner(std::string name, const GradNode& node, const cuda::DeviceFacts& device)
+  GradPlanner(std::string name, const GradNode& node, const DeviceFacts& device)
     : name_(std::move(name)), node_(node), device_(device) {}
 
   // Throws Error where cuDNN is needed and has no plan.
@@ -60,7 +60,7 @@ class GradPlanner {
   GradPart MakeWeight(const GradShape& shape) const;
 
   // Starts to build the cuDNN plans that these will ask for. `shapes`: of the node's inputs.
-  void Prepare(const GradShape& shape, const std::vector<Shape>& shapes) const;
+  void Prepare(const GradShape& shape, const Shapes& shapes) const;
 
  private:
   size_t FindPlan(const std::vector<cudnn::Problem>& problems, const std::string& algorithm, GradPart* part) const;
@@ -69,7 +69,7 @@ class GradPlanner {
 
   std::string name_;
   const GradNode& node_;
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
   mutable std::atomic<bool> warned_{false};
 };
 

@@ -60,7 +60,7 @@ int64_t Registers(const WeightGrad& grad, const Config& s) {
   constexpr int64_t kStaged = 40;
   return RoundUp(Entries(grad, s) + std::max(WindowElements(grad, s, s.strip) + ZStrip(s), kStaged) + 34, 8);
 }
-int64_t Resident(const WeightGrad& grad, const Config& s, const cuda::DeviceFacts& gpu) {
+int64_t Resident(const WeightGrad& grad, const Config& s, const DeviceFacts& gpu) {
   return gpu.ResidentBlocks(s.threads, Registers(grad, s), SharedBytes(s));
 }
 
@@ -86,7 +86,7 @@ double MultiplyCycles(const WeightGrad& grad, const Config& s, int64_t segment) 
 }
 
 // Cycles, about, that the whole problem takes on this GPU. Fitted to an H200.
-double Cost(const WeightGrad& grad, const Config& s, int64_t operand_bytes, const cuda::DeviceFacts& gpu) {
+double Cost(const WeightGrad& grad, const Config& s, int64_t operand_bytes, const DeviceFacts& gpu) {
   int64_t resident = Resident(grad, s, gpu);
   if (resident == 0) return 1e30;
   const int64_t of_one = DivideUp(s.tiles * s.blocks, gpu.multiprocessors);  // tiles of a multiprocessor
@@ -177,7 +177,7 @@ int64_t OperandBytes(const Program& program) {
 }
 
 // What follows from the choice of a tile.
-void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu, Config* s) {
+void Finish(const WeightGrad& grad, const Program& program, const DeviceFacts& gpu, Config* s) {
   SpreadOverBanks(grad, s);
   s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(grad, *s, gpu)));
   int64_t widest = static_cast<int64_t>(SizeOf(program.value(program.results()[0]).dtype));
@@ -245,7 +245,7 @@ bool FitsWeightGrad(const WeightGrad& grad) {
     grad.batch * grad.filters * grad.rows().out * grad.columns().out < kMost;
 }
 
-bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu) {
+bool IsWeightGradFast(const WeightGrad& grad, const DeviceFacts& gpu) {
   const MeasuredGpu* const target = FindTarget(gpu);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
@@ -259,7 +259,7 @@ bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu) {
 }
 
 std::optional<WeightGradConfig> ConfigureWeightGrad(
-  const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu) {
+  const WeightGrad& grad, const Program& program, const DeviceFacts& gpu) {
   constexpr int64_t kMostSums = 80;
   const int64_t bytes = OperandBytes(program) + (grad.stores_z ? 4 : 0);
   Config best{};
@@ -368,7 +368,7 @@ std::string WeightGradSource(
 }
 
 WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
-  const WeightGradConfig& config, const cuda::DeviceFacts& gpu) {
+  const WeightGradConfig& config, const DeviceFacts& gpu) {
   const std::string source = WeightGradSource(grad, program, axes, config);
   WeightGradPlan plan{};
   plan.multiply = cuda::Load(gpu, source, "weight_grad", cuda::Warn);
@@ -381,7 +381,7 @@ WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, co
   return plan;
 }
 
-void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream, const void* x,
+void RunWeightGrad(const WeightGradPlan& plan, const DeviceFacts& gpu, cuda::Stream stream, const void* x,
   const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch) {
   std::vector<uint64_t> arguments{reinterpret_cast<uintptr_t>(x)};
   for (const void* each : operands) arguments.push_back(reinterpret_cast<uintptr_t>(each));

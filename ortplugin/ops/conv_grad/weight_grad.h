@@ -41,11 +41,11 @@ bool IsWeightGradProgram(const Program& program, const Axes& axes, bool makes_bi
 // Whether the kernel can do it at all, if there is a tile configuration.
 bool FitsWeightGrad(const WeightGrad& grad);
 // Whether it is the fastest there is, as measured on this GPU.
-bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu);
+bool IsWeightGradFast(const WeightGrad& grad, const DeviceFacts& gpu);
 
 // Empty where no tile fits the memory of a block.
 std::optional<WeightGradConfig> ConfigureWeightGrad(
-  const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu);
+  const WeightGrad& grad, const Program& program, const DeviceFacts& gpu);
 std::string WeightGradSource(
   const WeightGrad& grad, const Program& program, const Axes& axes, const WeightGradConfig& config);
 
@@ -57,9 +57,9 @@ struct WeightGradPlan {
   int64_t images, chunks;
 };
 WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
-  const WeightGradConfig& config, const cuda::DeviceFacts& gpu);
+  const WeightGradConfig& config, const DeviceFacts& gpu);
 // Asynchronous. `operands`: of the program. `z`, `db`: null where they are not made.
-void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream, const void* x,
+void RunWeightGrad(const WeightGradPlan& plan, const DeviceFacts& gpu, cuda::Stream stream, const void* x,
   const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch);
 
 }  // namespace ortplugin

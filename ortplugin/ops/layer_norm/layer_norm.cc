@@ -152,7 +152,7 @@ class CpuLayerNorm : public Kernel {
   void Compute(Run& run) const override {
     const Program& program = norm_.norm().program;
     std::vector<Tensor> inputs;
-    std::vector<Shape> shapes;
+    Shapes shapes;
     for (size_t i = 0; i < program.parameters().size(); ++i) {
       inputs.push_back(run.input(i));
       CheckType(program, i, inputs[i].type);
@@ -373,7 +373,7 @@ bool NormProgram::is_ordered(size_t input) const {
 
 std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info) {
   std::vector<TensorType> types = CheckNode(norm.program, info);
-  if (const std::optional<std::vector<Shape>> shapes = KnownShapes(types)) FitShapes(norm, *shapes);
+  if (const std::optional<Shapes> shapes = KnownShapes(types)) FitShapes(norm, *shapes);
   return types;
 }
 
@@ -437,7 +437,7 @@ Parts PartsOf(const std::vector<bool>& reduced, const Shape& shape) {
 
 // The accesses of all parameters to the matrix whose columns are the axes of `grouped`, S with groups, from `axis` on.
 std::vector<Access> AccessesOf(
-  const NormProgram& norm, const std::vector<Shape>& inputs, const Shape& shape, const Shape& grouped, size_t axis) {
+  const NormProgram& norm, const Shapes& inputs, const Shape& shape, const Shape& grouped, size_t axis) {
   std::vector<Access> accesses;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Value& parameter = norm.program.value(norm.program.parameters()[i]);
@@ -458,8 +458,8 @@ bool AreVectors(const std::vector<Access>& accesses) {
 
 }  // namespace
 
-NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& given) {
-  std::vector<Shape> summed, inputs = given;
+NormShape FitShapes(const NormProgram& norm, const Shapes& given) {
+  Shapes summed, inputs = given;
   for (size_t i = 0; i < inputs.size(); ++i)
     if (norm.is_ordered(i)) inputs[i] = ShapeInOrder(norm, i, given[i]);
   for (const size_t i : norm.prologue_operands.parameters) summed.push_back(inputs[i]);

@@ -61,7 +61,7 @@ struct NormShape {
 };
 
 // Throws Error where the inputs' shapes don't fit the program.
-NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs);
+NormShape FitShapes(const NormProgram& norm, const Shapes& inputs);
 
 // What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
 // don't fit the program. Returns the inputs' types.
@@ -102,12 +102,10 @@ struct NormPlan {
   size_t scratch_bytes = 0;
 
   // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs.
-  void Run(
-    const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
+  void Run(const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
 };
 // `aligned`: every tensor starts at a multiple of 16 bytes.
-NormPlan PlanNorm(
-  const NormProgram& norm, const std::vector<Shape>& shapes, bool aligned, const cuda::DeviceFacts& device);
+NormPlan PlanNorm(const NormProgram& norm, const Shapes& shapes, bool aligned, const DeviceFacts& device);
 
 std::unique_ptr<Kernel> CreateCudaLayerNorm(const NodeInfo& info);
 
@@ -118,7 +116,7 @@ struct NormAccess {
   int64_t bytes_moved;  // in all, each tensor's elements once
   bool results_fill_cache;  // so that they may leave it first
 };
-NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
+NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const DeviceFacts& gpu, bool aligned);
 
 // One variant of layer_norm.cu, in which a block holds whole rows.
 struct NormConfig {
@@ -134,7 +132,7 @@ struct NormConfig {
 
 // None where no block can hold a row, few blocks would hold long ones, or rows are not what is normalised.
 std::optional<NormConfig> ConfigureLayerNorm(
-  const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
+  const NormProgram& norm, const NormShape& shape, const DeviceFacts& gpu, bool aligned);
 // The whole CUDA C++ of a variant, for tests as well as for launches.
 std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormConfig& config);
 // What it begins with: the program's arithmetic and its operands, after `sizes`.
@@ -152,8 +150,7 @@ struct NormTiles {
   int64_t blocks, moments_bytes;  // in all; of scratch memory
   bool stream_results;
 };
-NormTiles ConfigureNormTiles(
-  const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
+NormTiles ConfigureNormTiles(const NormProgram& norm, const NormShape& shape, const DeviceFacts& gpu, bool aligned);
 std::string NormTilesSource(const NormProgram& norm, const NormShape& shape, const NormTiles& config);
 
 }  // namespace ortplugin

@@ -33,7 +33,7 @@ int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormC
 
 // What each of so many threads of a multiprocessor may have: registers are handed out by eights to warps, and these are
 // spread over four schedulers.
-int RegisterLimit(const cuda::DeviceFacts& gpu, int threads) {
+int RegisterLimit(const DeviceFacts& gpu, int threads) {
   return static_cast<int>(
     std::min(cuda::kRegistersPerThread, gpu.registers_per_multiprocessor / RoundUp(threads, 128) / 8 * 8));
 }
@@ -42,8 +42,8 @@ constexpr int kWideBytes = 8;  // of an access
 
 // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight. Beside rows
 // that are loaded ahead in accesses of 8 bytes it needs no room for them.
-int MinBlocks(const NormProgram& norm, const NormShape& shape, const NormConfig& config, const cuda::DeviceFacts& gpu,
-  int access_bytes) {
+int MinBlocks(
+  const NormProgram& norm, const NormShape& shape, const NormConfig& config, const DeviceFacts& gpu, int access_bytes) {
   const int spare = access_bytes < kWideBytes ? 5 * config.items : config.prefetch && access_bytes == 8 ? 0 : 20;
   const int threads = config.lanes * config.groups;
   const int registers = RegistersOfLane(norm, shape, config) + spare;
@@ -55,7 +55,7 @@ int MinBlocks(const NormProgram& norm, const NormShape& shape, const NormConfig&
 
 }  // namespace
 
-NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned) {
+NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const DeviceFacts& gpu, bool aligned) {
   NormAccess found{};
   found.is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
   // 16 bytes of the narrowest floating tensor that is read or written along its rows, less where the width asks for it.
@@ -81,7 +81,7 @@ NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const cuda:
 }
 
 std::optional<NormConfig> ConfigureLayerNorm(
-  const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned) {
+  const NormProgram& norm, const NormShape& shape, const DeviceFacts& gpu, bool aligned) {
   if (shape.height > 1 || shape.groups > 1) return std::nullopt;
   if (shape.rows < gpu.multiprocessors / 2 && shape.width >= kLongRow) return std::nullopt;
   NormConfig best{};
@@ -194,7 +194,7 @@ class CudaLayerNorm : public Kernel {
 
   void Compute(Run& run) const override {
     std::vector<Tensor> inputs;
-    std::vector<Shape> shapes;
+    Shapes shapes;
     bool aligned = true;
     for (size_t i = 0; i < norm_.program.parameters().size(); ++i) {
       inputs.push_back(run.input(i));
@@ -232,7 +232,7 @@ class CudaLayerNorm : public Kernel {
   // CheckNode has refused.)
   void Prepare(const NodeInfo& info) {
     const std::vector<TensorType> types = CheckNode(norm_, info);
-    auto shapes = norm_.ordered.empty() ? GuessShapes(types) : std::vector<Shape>();
+    auto shapes = norm_.ordered.empty() ? GuessShapes(types) : Shapes();
     for (const TensorType& type : types) {
       if (norm_.ordered.empty()) break;
       const auto guess = GuessShapes({type});  // they need not broadcast as they lie
@@ -249,20 +249,19 @@ class CudaLayerNorm : public Kernel {
     if (ElementCount(fit.shape) > 0) Make(*shapes, true);
   }
 
-  const NormPlan& Make(const std::vector<Shape>& shapes, bool aligned) const {
+  const NormPlan& Make(const Shapes& shapes, bool aligned) const {
     return plans_.Keep(shapes, aligned, std::make_unique<NormPlan>(PlanNorm(norm_, shapes, aligned, device_)));
   }
 
   NormProgram norm_;
   DeviceScratch scratch_;
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
   mutable PlanCache<NormPlan, bool> plans_;  // by whether all tensors are aligned
 };
 
 }  // namespace
 
-NormPlan PlanNorm(
-  const NormProgram& norm, const std::vector<Shape>& shapes, bool aligned, const cuda::DeviceFacts& device) {
+NormPlan PlanNorm(const NormProgram& norm, const Shapes& shapes, bool aligned, const DeviceFacts& device) {
   NormPlan plan;
   plan.shape = FitShapes(norm, shapes);
   const NormShape& shape = plan.shape;
@@ -296,7 +295,7 @@ NormPlan PlanNorm(
 }
 
 void NormPlan::Run(
-  const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
+  const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
   std::vector<uint64_t> given = arguments;
   for (size_t i = 0; i < addresses.size(); ++i) given[i] = reinterpret_cast<uintptr_t>(addresses[i]);
   void* parameters[] = {given.data(), &scratch};

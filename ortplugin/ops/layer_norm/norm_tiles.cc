@@ -28,7 +28,7 @@ int64_t SpanOf(const NormShape& shape, int vector) {
 }
 
 // Groups side by side, as few as make whole accesses; more to read whole sectors, and enough for a block.
-void ChooseTile(const NormShape& shape, const cuda::DeviceFacts& gpu, int64_t size, NormTiles* config) {
+void ChooseTile(const NormShape& shape, const DeviceFacts& gpu, int64_t size, NormTiles* config) {
   const auto least = [&] { return config->vector / SpanOf(shape, config->vector); };
   while (config->vector > 1 && least() > 1 && least() * shape.run / config->vector > kThreadsOfManyParts)
     config->vector /= 2;
@@ -56,8 +56,7 @@ int ThreadsFor(const NormTiles& config, int64_t parts, bool is_double, int64_t a
 
 }  // namespace
 
-NormTiles ConfigureNormTiles(
-  const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned) {
+NormTiles ConfigureNormTiles(const NormProgram& norm, const NormShape& shape, const DeviceFacts& gpu, bool aligned) {
   NormTiles config{};
   const NormAccess access = AccessOf(norm, shape, gpu, aligned);
   config.vector = access.vector;

@@ -45,7 +45,7 @@ void CheckShape(size_t input, const Shape& shape, const Shape& wanted) {
 }
 
 // `inputs`: their shapes, of which [] is an unknown one.
-void CheckShapes(const LstmAttributes& attributes, const std::vector<Shape>& inputs) {
+void CheckShapes(const LstmAttributes& attributes, const Shapes& inputs) {
   const int64_t d = attributes.directions(), h = attributes.hidden;
   int64_t batch = kUnknown;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -68,7 +68,7 @@ void CheckShapes(const LstmAttributes& attributes, const std::vector<Shape>& inp
 
 void Infer(ShapeContext& context) {
   const LstmAttributes attributes = LstmAttributes::Parse(context);
-  std::vector<Shape> shapes;
+  Shapes shapes;
   for (size_t i = 0; i < context.input_count(); ++i) {
     TensorType input = context.input(i);
     // A size of 0 is not known: onnx's inference says 0 of the open lengths of an Attention.
@@ -102,7 +102,7 @@ void LstmAttributes::CheckType(size_t input, ort::ElementType type) const {
     Fail(kInputs[input], " is ", NameOfOrt(type), ", but the attribute 'dtype' is ", NameOf(dtype), "; cast it");
 }
 
-LstmShape FitLstm(const LstmAttributes& attributes, const std::vector<Shape>& inputs) {
+LstmShape FitLstm(const LstmAttributes& attributes, const Shapes& inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].empty()) Fail(kInputs[i], " has the shape [], but must have 3 dimensions");
     ElementCount(inputs[i]);
@@ -120,7 +120,7 @@ LstmShape FitLstm(const LstmAttributes& attributes, const std::vector<Shape>& in
 LstmRun PrepareLstm(const LstmAttributes& attributes, Run& run, bool on_cpu) {
   LstmRun made{};
   const void** const inputs[] = {&made.g, &made.r, &made.h0, &made.c0};
-  std::vector<Shape> shapes;
+  Shapes shapes;
   for (size_t i = 0; i < (attributes.has_states ? 4 : 2); ++i) {
     Tensor input = run.input(i);
     attributes.CheckType(i, input.type);

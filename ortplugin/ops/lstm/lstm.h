@@ -45,7 +45,7 @@ struct LstmShape {
 };
 
 // Of the shapes of all inputs. Throws Error where they do not fit.
-LstmShape FitLstm(const LstmAttributes& attributes, const std::vector<Shape>& inputs);
+LstmShape FitLstm(const LstmAttributes& attributes, const Shapes& inputs);
 
 // One run, of which all shapes fit. Null: a state that is not there.
 struct LstmRun {
@@ -63,7 +63,7 @@ struct LstmConfig {
 };
 // `is_usual`: whether every tensor begins at a multiple of 16 bytes and no kernel writes R. Throws Error where the GPU
 // can't hold the units.
-LstmConfig ConfigureLstm(const LstmAttributes& attributes, const cuda::DeviceFacts& gpu, bool is_usual);
+LstmConfig ConfigureLstm(const LstmAttributes& attributes, const DeviceFacts& gpu, bool is_usual);
 // The whole CUDA C++ of a variant of the kernel `lstm`, for tests as well as for launches.
 std::string LstmSource(const LstmAttributes& attributes, const LstmConfig& config);
 

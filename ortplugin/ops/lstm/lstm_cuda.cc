@@ -18,7 +18,7 @@ constexpr int64_t kFloatsOfUnit = 3;  // of shared memory, without tensor cores
 
 }  // namespace
 
-LstmConfig ConfigureLstm(const LstmAttributes& attributes, const cuda::DeviceFacts& gpu, bool is_usual) {
+LstmConfig ConfigureLstm(const LstmAttributes& attributes, const DeviceFacts& gpu, bool is_usual) {
   const int64_t hidden = attributes.hidden;
   const bool is_float = attributes.dtype == DType::kFloat;
   const bool has_tiles = hidden % 16 == 0 && hidden <= (is_float ? kMostInTf32 : kMostOnTensorCores) &&
@@ -107,7 +107,7 @@ class CudaLstm : public Kernel {
   }
 
   LstmAttributes attributes_;
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
   bool constant_weights_;
   mutable PlanCache<LstmPlan, Variant> plans_;
 };

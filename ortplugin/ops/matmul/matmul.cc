@@ -26,8 +26,8 @@ Shape Without(Shape shape) {
 }
 
 // The axes of the rows, [.., N] without N, as the operands need them.
-Axes RowAxes(const Shape& full, const std::vector<Shape>& shapes) {
-  std::vector<Shape> rows;
+Axes RowAxes(const Shape& full, const Shapes& shapes) {
+  Shapes rows;
   for (size_t i = kMatMulInputs; i < shapes.size(); ++i) rows.push_back(Without(shapes[i]));
   return JoinAxes(Without(full), rows);
 }
@@ -62,7 +62,7 @@ void MatMulNode::ReadGate(int64_t attribute) {
       NameOf(ValueType(*program)), " as the first is");
 }
 
-std::vector<Shape> MatMulNode::WithGate(std::vector<Shape> shapes) const {
+Shapes MatMulNode::WithGate(Shapes shapes) const {
   if (!gated) return shapes;
   Shape& gate = shapes[kMatMulInputs];
   if (gate != shapes[1]) FailGate(gate, shapes[1]);
@@ -125,8 +125,8 @@ Shape MatMulNode::Result(const Shape& a, const Shape& b) const {
   return full;
 }
 
-MatMulProblem MatMulNode::Fit(const std::vector<Shape>& given, bool session_allows_tf32) const {
-  const std::vector<Shape> shapes = WithGate(given);
+MatMulProblem MatMulNode::Fit(const Shapes& given, bool session_allows_tf32) const {
+  const Shapes shapes = WithGate(given);
   MatMulProblem problem;
   problem.full = Result(shapes[0], shapes[1]);
   EpilogueAxes(*program, kMatMulInputs, problem.full, shapes);  // throws where one does not broadcast
@@ -180,7 +180,7 @@ CheckedMatMulNode::CheckedMatMulNode(const NodeInfo& info, const std::string& te
   inputs = CheckEpilogue(*program, kMatMulInputs, info);
   ReadConstants(info);
   Infer(inputs[0], inputs[1]);  // for what is known
-  const std::optional<std::vector<Shape>> shapes = KnownShapes(inputs);
+  const std::optional<Shapes> shapes = KnownShapes(inputs);
   // A rank that is not known looks like a scalar's, which an operand may be.
   if (shapes && !(*shapes)[0].empty() && !(*shapes)[1].empty()) Fit(*shapes);
 }

@@ -67,7 +67,7 @@ struct MatMulNode {
 
   size_t input_count() const { return program->parameters().size() - 1 + kMatMulInputs; }
   // The inputs, in which the gate's product stands in place of its weights. Throws Error where these contradict B.
-  std::vector<Shape> WithGate(std::vector<Shape> shapes) const;
+  Shapes WithGate(Shapes shapes) const;
   std::vector<TensorType> WithGate(std::vector<TensorType> inputs) const;
   // The result's shape as far as it is known. Throws Error where A and B surely contradict each other.
   TensorType Infer(const TensorType& a, const TensorType& b) const;
@@ -75,7 +75,7 @@ struct MatMulNode {
   Shape Result(const Shape& a, const Shape& b) const;
   // In a session that allows TF32 or does not; a gate's product is an operand. Throws Error where the shapes of A, B
   // and the operands contradict each other.
-  MatMulProblem Fit(const std::vector<Shape>& shapes, bool session_allows_tf32 = false) const;
+  MatMulProblem Fit(const Shapes& shapes, bool session_allows_tf32 = false) const;
   // The gate's product, of that of the node.
   Contraction GateOf(const Contraction& product) const;
   bool follows_session() const { return !allow_tf32 && ValueType(*program) == DType::kFloat; }
@@ -118,11 +118,10 @@ struct MatMulPlan {
   size_t inputs = 0, value_bytes = 0, gate_bytes = 0, scratch_bytes = 0;
 
   // `addresses`: of the inputs, then of the outputs.
-  void Run(
-    const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
+  void Run(const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
 };
-MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const cuda::DeviceFacts& device,
-  const std::vector<Shape>& shapes, const PlanVariant& variant);
+MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const DeviceFacts& device,
+  const Shapes& shapes, const PlanVariant& variant);
 
 std::unique_ptr<Kernel> CreateCpuMatMul(const NodeInfo& info);
 std::unique_ptr<Kernel> CreateCudaMatMul(const NodeInfo& info);

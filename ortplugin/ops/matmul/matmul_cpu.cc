@@ -56,7 +56,7 @@ HostMatMul::HostMatMul(const NodeInfo& info, MatMulNode node)
 
 void HostMatMul::Run(ortplugin::Run& run, const std::vector<Tensor>& inputs, const std::vector<void*>& outputs) const {
   const Program& program = *node_.program;
-  std::vector<Shape> shapes;
+  Shapes shapes;
   for (const Tensor& input : inputs) shapes.push_back(input.shape);
   const Shape full = node_.Result(shapes[0], shapes[1]);
   const Axes axes = EpilogueAxes(program, kMatMulInputs, full, node_.WithGate(shapes));

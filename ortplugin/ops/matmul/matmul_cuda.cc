@@ -25,7 +25,7 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
  private:
   // As CudaConv's: says early what is wrong or missing, and starts to work on the plan for the shapes of the model.
   void Prepare() {
-    const std::optional<std::vector<Shape>> shapes = KnownShapes(node_.inputs);
+    const std::optional<Shapes> shapes = KnownShapes(node_.inputs);
     if (!shapes || (*shapes)[0].empty() || (*shapes)[1].empty()) return;
     const MatMulProblem problem = node_.Fit(*shapes, true);
     if (ElementCount(problem.full) == 0) return;
@@ -38,8 +38,7 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
     CheckInput(*node_.program, kMatMulInputs, input, type);
   }
 
-  bool AddOutputs(
-    Run& run, const std::vector<Shape>& shapes, const MatMulPlan*, std::vector<void*>* addresses) const override {
+  bool AddOutputs(Run& run, const Shapes& shapes, const MatMulPlan*, std::vector<void*>* addresses) const override {
     const Shape full = node_.Result(shapes[0], shapes[1]);
     for (size_t r = 0; r < node_.program->results().size(); ++r) addresses->push_back(run.output(r, full));
     return ElementCount(full) > 0;
@@ -47,7 +46,7 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
 
   bool follows_session() const override { return node_.follows_session(); }
 
-  std::unique_ptr<MatMulPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+  std::unique_ptr<MatMulPlan> Make(const Shapes& shapes, const PlanVariant& variant) const override {
     return std::make_unique<MatMulPlan>(PlanMatMul(node_, planner_, device(), shapes, variant));
   }
 
@@ -61,8 +60,7 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
 };
 
 // One kernel for a product and its gate, where either alone would be gemm's.
-std::optional<EngineKernel> FindGated(
-  const MatMulNode& node, const Contraction& product, const cuda::DeviceFacts& device) {
+std::optional<EngineKernel> FindGated(const MatMulNode& node, const Contraction& product, const DeviceFacts& device) {
   const std::optional<EngineKernel> apart = FindEngineKernel(*node.program, product, device, true);
   if (!apart || std::string_view(apart->entry) != "gemm") return std::nullopt;
   Contraction both = product;
@@ -75,8 +73,8 @@ std::optional<EngineKernel> FindGated(
 
 }  // namespace
 
-MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const cuda::DeviceFacts& device,
-  const std::vector<Shape>& shapes, const PlanVariant& variant) {
+MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const DeviceFacts& device,
+  const Shapes& shapes, const PlanVariant& variant) {
   const std::vector<size_t>& unaligned = variant.unaligned;
   const MatMulProblem problem = node.Fit(shapes, variant.session_allows_tf32);
   MatMulPlan plan;
@@ -102,7 +100,7 @@ MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const 
   plan.product = planner.Make(problem.contraction, of_product);
   if (problem.is_apart) {
     plan.value_bytes = value_bytes;
-    std::vector<Shape> parameters = node.WithGate(shapes);
+    Shapes parameters = node.WithGate(shapes);
     parameters.erase(parameters.begin());
     parameters[0] = problem.full;
     plan.program = PlanPointwise(
@@ -113,7 +111,7 @@ MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const 
 }
 
 void MatMulPlan::Run(
-  const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
+  const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
   if (whole) return whole->Launch(device, stream, given.data(), given.size());
   char* const value = scratch + gate_bytes;
   char* const rest = value + value_bytes;

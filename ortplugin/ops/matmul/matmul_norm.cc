@@ -89,7 +89,7 @@ class CpuMatMulNorm : public Kernel {
 
   void Compute(Run& run) const override {
     std::vector<Tensor> inputs;
-    std::vector<Shape> shapes;
+    Shapes shapes;
     for (size_t i = 0; i < node_.input_count(); ++i) {
       inputs.push_back(run.input(i));
       node_.CheckInput(i, inputs[i].type);
@@ -98,7 +98,7 @@ class CpuMatMulNorm : public Kernel {
     const Program &product = *node_.product.program, &program = node_.norm.program;
     const auto split = inputs.begin() + static_cast<std::ptrdiff_t>(node_.product.input_count());
     if (node_.norm_first) return NormalizeFirst(run, shapes, inputs);
-    const std::vector<Shape> norm_shapes = node_.NormShapes(shapes);
+    const Shapes norm_shapes = node_.NormShapes(shapes);
     const Shape& full = norm_shapes[0];
     const NormShape shape = FitShapes(node_.norm, norm_shapes);
     std::vector<HostVector<char>> owned;
@@ -127,7 +127,7 @@ class CpuMatMulNorm : public Kernel {
   CpuMatMulNorm(const NodeInfo& info, MatMulNormNode node)
     : node_(std::move(node)), product_(info, node_.product), norm_(node_.norm) {}
 
-  void NormalizeFirst(Run& run, const std::vector<Shape>& shapes, std::vector<Tensor> inputs) const {
+  void NormalizeFirst(Run& run, const Shapes& shapes, std::vector<Tensor> inputs) const {
     const Program& product = *node_.product.program;
     const DType dtype = node_.norm.program.value(node_.norm.program.results()[0]).dtype;
     const NormShape shape = FitShapes(node_.norm, node_.NormShapes(shapes));
@@ -162,14 +162,14 @@ void MatMulNormNode::CheckInput(size_t input, ort::ElementType type) const {
       NameOf(parameter.dtype));
 }
 
-std::vector<Shape> MatMulNormNode::ProductShapes(const std::vector<Shape>& shapes) const {
-  std::vector<Shape> found(shapes.begin(), shapes.begin() + static_cast<std::ptrdiff_t>(product.input_count()));
+Shapes MatMulNormNode::ProductShapes(const Shapes& shapes) const {
+  Shapes found(shapes.begin(), shapes.begin() + static_cast<std::ptrdiff_t>(product.input_count()));
   if (norm_first) found[0] = FitShapes(norm, NormShapes(shapes)).shape;
   return found;
 }
 
-std::vector<Shape> MatMulNormNode::NormShapes(const std::vector<Shape>& shapes) const {
-  std::vector<Shape> found(values(), norm_first ? shapes[0] : product.Result(shapes[0], shapes[1]));
+Shapes MatMulNormNode::NormShapes(const Shapes& shapes) const {
+  Shapes found(values(), norm_first ? shapes[0] : product.Result(shapes[0], shapes[1]));
   found.insert(found.end(), shapes.begin() + static_cast<std::ptrdiff_t>(product.input_count()), shapes.end());
   return found;
 }
@@ -189,7 +189,7 @@ MatMulNormNode MatMulNormNode::Read(const NodeInfo& info, std::vector<TensorType
   }
   node.product.ReadConstants(info);
   if (!node.norm_first) node.product.Infer(types[0], types[1]);  // for what is known
-  const std::optional<std::vector<Shape>> shapes = KnownShapes(types);
+  const std::optional<Shapes> shapes = KnownShapes(types);
   // A rank that is not known looks like a scalar's, which an operand may be.
   if (shapes && !(*shapes)[0].empty() && !(*shapes)[1].empty()) {
     node.product.Fit(node.ProductShapes(*shapes));

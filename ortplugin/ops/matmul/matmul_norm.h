@@ -28,8 +28,8 @@ struct MatMulNormNode {
   // Throws Error where the input has another type than the programs say.
   void CheckInput(size_t input, ort::ElementType type) const;
   // Of all inputs the product's shapes, and the norm's. Throw Error where these contradict each other.
-  std::vector<Shape> ProductShapes(const std::vector<Shape>& shapes) const;
-  std::vector<Shape> NormShapes(const std::vector<Shape>& shapes) const;
+  Shapes ProductShapes(const Shapes& shapes) const;
+  Shapes NormShapes(const Shapes& shapes) const;
 
   // Throws Error where programs, inputs and outputs don't fit together as far as they are known early.
   static MatMulNormNode Read(const NodeInfo& info, std::vector<TensorType>* inputs);

@@ -35,7 +35,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
       node_(MatMulNormNode::Read(info, &types)),
       planner_(info.name(), ConvAlgorithm::Parse("auto"), device()) {
     // Says early what is wrong or missing, and compiles for the shapes of the model.
-    const std::optional<std::vector<Shape>> shapes = KnownShapes(types);
+    const std::optional<Shapes> shapes = KnownShapes(types);
     if (!shapes || (*shapes)[0].empty() || (*shapes)[1].empty()) return;
     const MatMulProblem problem = node_.product.Fit(node_.ProductShapes(*shapes), true);
     if (ElementCount(problem.full) > 0 && !planner_.Prepare(problem.contraction))
@@ -46,8 +46,8 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
   void CheckType(size_t input, ort::ElementType type) const override { node_.CheckInput(input, type); }
   bool follows_session() const override { return node_.product.follows_session(); }
 
-  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const MatMulNormPlan* plan,
-    std::vector<void*>* addresses) const override {
+  bool AddOutputs(
+    Run& run, const Shapes& shapes, const MatMulNormPlan* plan, std::vector<void*>* addresses) const override {
     size_t output = 0;
     for (size_t r = 0; node_.keeps_product && r < node_.values(); ++r)
       addresses->push_back(run.output(output++, node_.product.Result(shapes[0], shapes[1])));
@@ -63,12 +63,12 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     return ElementCount(full) > 0;
   }
 
-  std::unique_ptr<MatMulNormPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+  std::unique_ptr<MatMulNormPlan> Make(const Shapes& shapes, const PlanVariant& variant) const override {
     if (node_.norm_first) return MakeNormFirst(shapes, variant);
     auto plan = std::make_unique<MatMulNormPlan>();
     if (variant.unaligned.empty() && node_.algorithm != MatMulNormNode::Algorithm::kApart)
       plan->whole = MakeWhole(shapes, variant.session_allows_tf32);
-    const std::vector<Shape> norm_shapes = node_.NormShapes(shapes);
+    const Shapes norm_shapes = node_.NormShapes(shapes);
     plan->shape = FitShapes(node_.norm, norm_shapes).shape;
     if (plan->whole) return plan;
     PlanVariant of_product{{}, variant.session_allows_tf32};
@@ -92,10 +92,10 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     return plan;
   }
 
-  std::unique_ptr<MatMulNormPlan> MakeNormFirst(const std::vector<Shape>& shapes, const PlanVariant& variant) const {
+  std::unique_ptr<MatMulNormPlan> MakeNormFirst(const Shapes& shapes, const PlanVariant& variant) const {
     auto plan = std::make_unique<MatMulNormPlan>();
     const size_t inputs = node_.product.input_count();
-    const std::vector<Shape> of_product = node_.ProductShapes(shapes);
+    const Shapes of_product = node_.ProductShapes(shapes);
     const MatMulProblem problem = node_.product.Fit(of_product, variant.session_allows_tf32);
     const size_t value_bytes = SizeOf(problem.contraction.dtype());
     plan->shape = problem.full;
@@ -124,7 +124,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
 
   // A matrix-vector product with the norm in front of it, where the product alone would be one.
   std::optional<cuda::PackedKernel> MakeGemv(
-    const Program& program, const Contraction& problem, const std::vector<Shape>& shapes) const {
+    const Program& program, const Contraction& problem, const Shapes& shapes) const {
     const NormProgram& norm = node_.norm;
     if (norm.prologue_operands.parameters != std::vector<size_t>{0} || norm.axis != -1 || !norm.axes.empty() ||
       norm.groups > 0 || norm.program.value(norm.program.parameters()[0]).dtype != problem.dtype())
@@ -165,7 +165,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     plan.product.Run(device(), stream, of_product, scratch + plan.rest);
   }
 
-  std::optional<cuda::PackedKernel> MakeWhole(const std::vector<Shape>& shapes, bool session_allows_tf32) const {
+  std::optional<cuda::PackedKernel> MakeWhole(const Shapes& shapes, bool session_allows_tf32) const {
     if (node_.norm.prologue_operands.parameters != std::vector<size_t>{0}) return std::nullopt;
     const MatMulProblem fit = node_.product.Fit(shapes, session_allows_tf32);  // with the norm's operands
     const Contraction problem = WithRowsAsBatch(fit.contraction);

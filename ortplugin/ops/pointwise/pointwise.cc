@@ -32,7 +32,7 @@ class CpuPointwise : public Kernel {
 
   void Compute(Run& run) const override {
     std::vector<ProgramSweep::Input> inputs;
-    std::vector<Shape> shapes;
+    Shapes shapes;
     for (size_t i = 0; i < program_.parameters().size(); ++i) {
       const Tensor input = run.input(i);
       CheckType(program_, i, input.type);
@@ -59,7 +59,7 @@ Program ParsePointwise(const std::string& text) {
   return program;
 }
 
-PointwiseShape FitPointwise(const Program& program, const std::vector<Shape>& inputs) {
+PointwiseShape FitPointwise(const Program& program, const Shapes& inputs) {
   PointwiseShape fit;
   fit.shape = BroadcastInputs(program, inputs);
   fit.count = ElementCount(fit.shape);
@@ -69,7 +69,7 @@ PointwiseShape FitPointwise(const Program& program, const std::vector<Shape>& in
 
 std::vector<TensorType> CheckPointwise(const Program& program, const NodeInfo& info) {
   std::vector<TensorType> types = CheckNode(program, info);
-  if (const std::optional<std::vector<Shape>> shapes = KnownShapes(types)) FitPointwise(program, *shapes);
+  if (const std::optional<Shapes> shapes = KnownShapes(types)) FitPointwise(program, *shapes);
   return types;
 }
 

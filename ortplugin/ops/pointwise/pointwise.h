@@ -26,7 +26,7 @@ struct PointwiseShape {
 };
 
 // Throws Error where the inputs' shapes don't broadcast together.
-PointwiseShape FitPointwise(const Program& program, const std::vector<Shape>& inputs);
+PointwiseShape FitPointwise(const Program& program, const Shapes& inputs);
 
 // What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
 // don't fit the program. Returns the inputs' types.
@@ -47,7 +47,7 @@ struct PointwiseConfig {
 
 // `most_vector`: the most elements, a power of two, of an access that every tensor's address is good for.
 PointwiseConfig ConfigurePointwise(
-  const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector);
+  const Program& program, const PointwiseShape& shape, const DeviceFacts& gpu, int most_vector);
 std::string PointwiseSource(const Program& program, const PointwiseShape& shape, const PointwiseConfig& config);
 
 // A kernel for one combination of input shapes, ready to launch.
@@ -59,9 +59,9 @@ struct PointwisePlan {
 
 // Compiles the kernel. `shape` has at least one element.
 PointwisePlan PlanPointwise(
-  const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector);
+  const Program& program, const PointwiseShape& shape, const DeviceFacts& gpu, int most_vector);
 // Asynchronous. A result may lie where an input of the full shape and its dtype does.
-void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
+void RunPointwise(const PointwisePlan& plan, const DeviceFacts& gpu, cuda::Stream stream,
   const std::vector<const void*>& inputs, const std::vector<void*>& outputs);
 // The most elements, a power of two, of an access that an address is good for.
 int MostVector(const void* address, size_t size);

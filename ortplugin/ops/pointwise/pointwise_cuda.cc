@@ -127,7 +127,7 @@ IndexMap MapOf(const PointwiseShape& shape, const PointwiseConfig& config) {
 }  // namespace
 
 PointwiseConfig ConfigurePointwise(
-  const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector) {
+  const Program& program, const PointwiseShape& shape, const DeviceFacts& gpu, int most_vector) {
   PointwiseConfig best{};
   int64_t widest = 0, narrowest = 8;  // bytes of an element of the tensors of the full shape
   int64_t written = 0, held = 0;  // bytes of an element: in memory, in registers
@@ -263,7 +263,7 @@ int MostVector(const void* address, size_t size) {
 }
 
 PointwisePlan PlanPointwise(
-  const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector) {
+  const Program& program, const PointwiseShape& shape, const DeviceFacts& gpu, int most_vector) {
   const PointwiseConfig config = ConfigurePointwise(program, shape, gpu, most_vector);
   PointwisePlan plan;
   plan.arguments.resize(program.parameters().size() + program.results().size());
@@ -281,7 +281,7 @@ PointwisePlan PlanPointwise(
   return plan;
 }
 
-void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
+void RunPointwise(const PointwisePlan& plan, const DeviceFacts& gpu, cuda::Stream stream,
   const std::vector<const void*>& inputs, const std::vector<void*>& outputs) {
   std::vector<uint64_t> arguments = plan.arguments;
   for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i]);
@@ -311,7 +311,7 @@ class CudaPointwise : public Kernel {
 
   void Compute(Run& run) const override {
     std::vector<const void*> addresses;
-    std::vector<Shape> shapes;
+    Shapes shapes;
     int most_vector = kMostVector;
     for (size_t i = 0; i < program_.parameters().size(); ++i) {
       Tensor input = run.input(i);
@@ -344,7 +344,7 @@ class CudaPointwise : public Kernel {
   }
 
  private:
-  const NodePlan& Make(const std::vector<Shape>& shapes, const PointwiseShape& fit, int most_vector) const {
+  const NodePlan& Make(const Shapes& shapes, const PointwiseShape& fit, int most_vector) const {
     auto plan = std::make_unique<NodePlan>();
     plan->shape = fit.shape;
     plan->launch = PlanPointwise(program_, fit, device_, most_vector);
@@ -352,7 +352,7 @@ class CudaPointwise : public Kernel {
   }
 
   Program program_;
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
   mutable PlanCache<NodePlan, int> plans_;
 };
 

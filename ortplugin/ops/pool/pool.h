@@ -93,7 +93,7 @@ struct PoolConfig {
 // `alignment`: what every address is a multiple of, in bytes; a power of two.
 // As FitPool, but an image without pixels is whole as well: a window of it has no element that a thread could read.
 PoolShape FitCudaPool(const PoolAttributes& attributes, const Shape& input);
-PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::DeviceFacts& gpu, int alignment);
+PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const DeviceFacts& gpu, int alignment);
 std::string PoolSource(const PoolAttributes& attributes, const PoolShape& shape, DType dtype, const PoolConfig& config);
 std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& config);
 
@@ -151,8 +151,8 @@ struct ResizeConfig {
   int images;  // that a thread takes one after the other, where along
   int64_t count, blocks;  // count: of threads
 };
-ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-  const cuda::DeviceFacts& gpu, int alignment);
+ResizeConfig ConfigureResize(
+  const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype, const DeviceFacts& gpu, int alignment);
 std::string ResizeSource(
   const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype, const ResizeConfig& config);
 std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeConfig& config);

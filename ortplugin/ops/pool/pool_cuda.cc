@@ -62,7 +62,7 @@ PoolShape FitCudaPool(const PoolAttributes& attributes, const Shape& input) {
   return shape;
 }
 
-PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::DeviceFacts& gpu, int alignment) {
+PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const DeviceFacts& gpu, int alignment) {
   PoolConfig best{};
   best.threads = 256;
   best.cluster = best.lanes = best.items = 1;
@@ -166,8 +166,8 @@ std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& co
 
 // ---- FusedResize
 
-ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-  const cuda::DeviceFacts& gpu, int alignment) {
+ResizeConfig ConfigureResize(
+  const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype, const DeviceFacts& gpu, int alignment) {
   ResizeConfig best{};
   best.threads = 256;
   best.along = shape.inner == 1;
@@ -297,7 +297,7 @@ class CudaImages : public Kernel {
     if (ElementCount(OutputShape(input.shape)) > 0) Make(input.shape, {input.type, 16});
   }
 
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
 
  private:
   const PoolPlan& Make(const Shape& input, const Variant& variant) const {

@@ -244,7 +244,7 @@ void CheckKnown(const ScatterAttributes& attributes, const std::vector<TensorTyp
   std::vector<ort::ElementType> types;
   for (const TensorType& input : inputs) types.push_back(input.type);
   CheckScatterTypes(attributes, types);
-  if (const std::optional<std::vector<Shape>> shapes = KnownShapes(inputs)) FitScatter(attributes, *shapes);
+  if (const std::optional<Shapes> shapes = KnownShapes(inputs)) FitScatter(attributes, *shapes);
 }
 
 void CheckCounts(size_t inputs, size_t outputs) {
@@ -326,7 +326,7 @@ void CheckScatterTypes(const ScatterAttributes& attributes, const std::vector<or
       may_be_int32 ? " or int32" : "");
 }
 
-ScatterShape FitScatter(const ScatterAttributes& attributes, const std::vector<Shape>& inputs) {
+ScatterShape FitScatter(const ScatterAttributes& attributes, const Shapes& inputs) {
   ScatterShape fit{};
   fit.shape = inputs[0];
   fit.elements = ElementCount(fit.shape);

@@ -68,7 +68,7 @@ size_t ScatterBytes(ort::ElementType type);
 void CheckScatterTypes(const ScatterAttributes& attributes, const std::vector<ort::ElementType>& types);
 
 // Throws Error where the inputs' shapes don't fit the operator.
-ScatterShape FitScatter(const ScatterAttributes& attributes, const std::vector<Shape>& inputs);
+ScatterShape FitScatter(const ScatterAttributes& attributes, const Shapes& inputs);
 
 // What both kernels check when they are created: throws Error where the inputs, as far as they are known early, don't
 // fit the operator. Returns the inputs' types.

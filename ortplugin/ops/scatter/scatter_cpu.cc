@@ -623,7 +623,7 @@ class CpuScatter : public Kernel {
 
   void Compute(Run& run) const override {
     Tensor inputs[kInputs];
-    std::vector<Shape> shapes(kInputs);
+    Shapes shapes(kInputs);
     for (size_t i = 0; i < kInputs; ++i) {
       inputs[i] = run.input(i);
       if (inputs[i].type != types_[i].type)

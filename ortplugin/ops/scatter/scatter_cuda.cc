@@ -273,8 +273,7 @@ cuda::LaunchShape Blocks(int64_t count) {
   return {static_cast<unsigned>(std::max<int64_t>(1, count)), kThreads};
 }
 
-void LaunchSort(
-  const Plan& plan, const cuda::DeviceFacts& device, cuda::Stream stream, uint64_t* arguments, char* scratch) {
+void LaunchSort(const Plan& plan, const DeviceFacts& device, cuda::Stream stream, uint64_t* arguments, char* scratch) {
   const SortLayout& sort = plan.sort;
   int passes = sort.passes, bits = sort.bits;
   char* counts = scratch;
@@ -307,7 +306,7 @@ class CudaScatter : public Kernel {
   }
 
   void Compute(Run& run) const override {
-    std::vector<Shape> shapes;
+    Shapes shapes;
     std::vector<ort::ElementType> types;
     const void* inputs[3];
     for (size_t i = 0; i < 3; ++i) {
@@ -391,7 +390,7 @@ class CudaScatter : public Kernel {
   // Compiles for the shapes that the model declares, where they are known, so that errors come with the session and
   // runs find the kernels there.
   void Prepare(const std::vector<TensorType>& inputs) {
-    const std::optional<std::vector<Shape>> shapes = KnownShapes(inputs);
+    const std::optional<Shapes> shapes = KnownShapes(inputs);
     if (!shapes) return;
     Key key{};
     key.type = inputs[0].type;
@@ -403,7 +402,7 @@ class CudaScatter : public Kernel {
     }
   }
 
-  const Plan& Make(const std::vector<Shape>& shapes, const Key& key) const {
+  const Plan& Make(const Shapes& shapes, const Key& key) const {
     const ScatterShape shape = FitScatter(attributes_, shapes);
     auto plan = std::make_unique<Plan>();
     plan->choice = ChooseScatter(attributes_, key.type, shape, key.in_place);
@@ -481,7 +480,7 @@ class CudaScatter : public Kernel {
 
   ScatterAttributes attributes_;
   DeviceScratch scratch_;
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
   mutable PlanCache<Plan, Key> plans_;
 };
 

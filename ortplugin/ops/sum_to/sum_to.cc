@@ -373,7 +373,7 @@ class CpuSumTo : public Kernel {
   void Compute(Run& run) const override {
     const Program& program = sums_.program;
     std::vector<Tensor> inputs;
-    std::vector<Shape> shapes;
+    Shapes shapes;
     for (size_t i = 0; i < program.parameters().size(); ++i) {
       inputs.push_back(run.input(i));
       CheckType(program, i, inputs[i].type);
@@ -441,12 +441,12 @@ SumProgram SumProgram::Parse(const std::string& text) {
   return sums;
 }
 
-SumShape FitSums(const SumProgram& sums, const std::vector<Shape>& inputs) {
+SumShape FitSums(const SumProgram& sums, const Shapes& inputs) {
   SumShape fit;
   fit.shape = BroadcastInputs(sums.program, inputs);
   fit.count = ElementCount(fit.shape);
   fit.results.assign(sums.program.results().size(), fit.shape);
-  std::vector<Shape> tensors = inputs;
+  Shapes tensors = inputs;
   for (const SumProgram::Sum& sum : sums.sums) {
     CheckRank(sums, sum, fit.shape);
     Shape kept = fit.shape, left;
@@ -466,7 +466,7 @@ SumShape FitSums(const SumProgram& sums, const std::vector<Shape>& inputs) {
 
 std::vector<TensorType> CheckSums(const SumProgram& sums, const NodeInfo& info) {
   std::vector<TensorType> types = CheckNode(sums.program, info);
-  if (const std::optional<std::vector<Shape>> shapes = KnownShapes(types)) FitSums(sums, *shapes);
+  if (const std::optional<Shapes> shapes = KnownShapes(types)) FitSums(sums, *shapes);
   const TensorType whole = Broadcast(types);
   for (const SumProgram::Sum& sum : sums.sums)
     if (whole.has_shape) CheckRank(sums, sum, whole.shape);

@@ -37,13 +37,13 @@ struct SumProgram {
 struct SumShape {
   Shape shape;  // S, what all inputs broadcast to
   int64_t count;
-  std::vector<Shape> results;
+  Shapes results;
   // Strides of each parameter, then of each sum as a tensor that broadcasts to S: 0 along the axes summed over.
   Axes axes;
 };
 
 // Throws Error where the inputs' shapes don't broadcast together, or have no axis that is summed over.
-SumShape FitSums(const SumProgram& program, const std::vector<Shape>& inputs);
+SumShape FitSums(const SumProgram& program, const Shapes& inputs);
 
 // What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
 // don't fit the program. Returns the inputs' types.
@@ -65,7 +65,7 @@ struct SumGroup {
   std::vector<size_t> kept, summed;  // axes
   int64_t kept_elements, summed_elements;
 };
-std::vector<SumGroup> GroupSums(const SumProgram& program, const SumShape& shape, const std::vector<Shape>& inputs);
+std::vector<SumGroup> GroupSums(const SumProgram& program, const SumShape& shape, const Shapes& inputs);
 
 // The whole CUDA C++ of one variant of the kernel, for tests as well as for launches.
 struct SumConfig {
@@ -76,7 +76,7 @@ struct SumConfig {
   bool wide;  // indices have 64 bits
   bool stream;  // the data outgrows the cache and need not stay in it
 };
-SumConfig ConfigureSums(const SumProgram& program, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned);
+SumConfig ConfigureSums(const SumProgram& program, const SumGroup& group, const DeviceFacts& gpu, bool aligned);
 std::string SumSource(const SumProgram& program, const SumGroup& group, const SumConfig& config);
 
 // How the blocks of a launch share the work.
@@ -99,16 +99,15 @@ struct SumStage {
 
 // All groups for one combination of input shapes.
 struct SumPlan {
-  std::vector<Shape> results;
+  Shapes results;
   std::vector<SumStage> stages;
   size_t scratch_bytes;
 };
 
 // Compiles the kernels. `aligned`: every tensor's address is a multiple of 16.
-SumPlan PlanSums(
-  const SumProgram& program, const std::vector<Shape>& inputs, const cuda::DeviceFacts& gpu, bool aligned);
+SumPlan PlanSums(const SumProgram& program, const Shapes& inputs, const DeviceFacts& gpu, bool aligned);
 // Asynchronous. `scratch`: the plan's bytes, aligned to 16.
-void RunSums(const SumPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
-  const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch);
+void RunSums(const SumPlan& plan, const DeviceFacts& gpu, cuda::Stream stream, const std::vector<const void*>& inputs,
+  const std::vector<void*>& outputs, char* scratch);
 
 }  // namespace ortplugin

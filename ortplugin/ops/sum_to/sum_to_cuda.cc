@@ -63,7 +63,7 @@ int64_t Adders(const SumPieces& pieces) { return std::min(PowerUp(DivideUp(piece
 
 }  // namespace
 
-std::vector<SumGroup> GroupSums(const SumProgram& sums, const SumShape& shape, const std::vector<Shape>& inputs) {
+std::vector<SumGroup> GroupSums(const SumProgram& sums, const SumShape& shape, const Shapes& inputs) {
   const Program& program = sums.program;
   const size_t parameters = program.parameters().size();
   std::vector<SumGroup> groups;
@@ -89,7 +89,7 @@ std::vector<SumGroup> GroupSums(const SumProgram& sums, const SumShape& shape, c
       const std::vector<ValueId>& operands = program.statements()[index].operands;
       targets.insert(targets.end(), operands.begin(), operands.end());
     }
-    std::vector<Shape> tensors;
+    Shapes tensors;
     for (size_t i = 0; i < parameters; ++i) {
       if (std::find(targets.begin(), targets.end(), program.parameters()[i]) == targets.end()) continue;
       group.parameters.push_back(i);
@@ -112,7 +112,7 @@ std::vector<SumGroup> GroupSums(const SumProgram& sums, const SumShape& shape, c
   return groups;
 }
 
-SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned) {
+SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const DeviceFacts& gpu, bool aligned) {
   SumConfig best{};
   const size_t last = group.axes.count() - 1;
   best.along = !group.summed.empty() && group.summed.back() == last;
@@ -373,7 +373,7 @@ std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumCo
 namespace {
 
 SumStage MakeStage(
-  const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned, size_t& scratch_bytes) {
+  const SumProgram& sums, const SumGroup& group, const DeviceFacts& gpu, bool aligned, size_t& scratch_bytes) {
   const SumConfig config = ConfigureSums(sums, group, gpu, aligned);
   const std::string source = SumSource(sums, group, config);
   SumStage stage{};
@@ -411,7 +411,7 @@ SumStage MakeStage(
 
 }  // namespace
 
-SumPlan PlanSums(const SumProgram& sums, const std::vector<Shape>& inputs, const cuda::DeviceFacts& gpu, bool aligned) {
+SumPlan PlanSums(const SumProgram& sums, const Shapes& inputs, const DeviceFacts& gpu, bool aligned) {
   const SumShape fit = FitSums(sums, inputs);
   SumPlan plan{fit.results, {}, 0};
   for (const SumGroup& group : GroupSums(sums, fit, inputs))
@@ -419,8 +419,8 @@ SumPlan PlanSums(const SumProgram& sums, const std::vector<Shape>& inputs, const
   return plan;
 }
 
-void RunSums(const SumPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
-  const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch) {
+void RunSums(const SumPlan& plan, const DeviceFacts& gpu, cuda::Stream stream, const std::vector<const void*>& inputs,
+  const std::vector<void*>& outputs, char* scratch) {
   for (const SumStage& stage : plan.stages) {
     std::vector<uint64_t> arguments = stage.arguments;
     size_t at = 0;
@@ -445,7 +445,7 @@ class CudaSumTo : public Kernel {
 
   void Compute(Run& run) const override {
     std::vector<const void*> inputs;
-    std::vector<Shape> shapes;
+    Shapes shapes;
     bool aligned = true;
     for (size_t i = 0; i < sums_.program.parameters().size(); ++i) {
       const Tensor input = run.input(i);
@@ -456,10 +456,10 @@ class CudaSumTo : public Kernel {
     }
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shapes are.
-    std::vector<Shape> fit;
+    Shapes fit;
     const SumPlan* plan = plans_.Find(shapes, aligned);
     if (plan == nullptr) fit = FitSums(sums_, shapes).results;
-    const std::vector<Shape>& results = plan != nullptr ? plan->results : fit;
+    const Shapes& results = plan != nullptr ? plan->results : fit;
     std::vector<void*> outputs;
     bool all_aligned = aligned, any = false;
     for (size_t r = 0; r < results.size(); ++r) {
@@ -488,13 +488,13 @@ class CudaSumTo : public Kernel {
       Make(*shapes, true);
   }
 
-  const SumPlan& Make(const std::vector<Shape>& shapes, bool aligned) const {
+  const SumPlan& Make(const Shapes& shapes, bool aligned) const {
     return plans_.Keep(shapes, aligned, std::make_unique<SumPlan>(PlanSums(sums_, shapes, device_, aligned)));
   }
 
   SumProgram sums_;
   DeviceScratch scratch_;
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
   mutable PlanCache<SumPlan, bool> plans_;
 };
 

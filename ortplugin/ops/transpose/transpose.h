@@ -62,12 +62,12 @@ struct TransposeConfig {
 };
 
 // `alignment`: what every address is a multiple of, in bytes; a power of two up to 16.
-TransposeConfig ConfigureTranspose(TransposeShape shape, const cuda::DeviceFacts& gpu, int alignment);
+TransposeConfig ConfigureTranspose(TransposeShape shape, const DeviceFacts& gpu, int alignment);
 std::string TransposeSource(const TransposeConfig& config);
 const char* TransposeName(const TransposeConfig& config);  // of the kernel in it
 
 // The kernel, ready to launch: its addresses are those of x's window and of y.
-cuda::PackedKernel LoadTranspose(const TransposeShape& shape, const cuda::DeviceFacts& device, int alignment);
+cuda::PackedKernel LoadTranspose(const TransposeShape& shape, const DeviceFacts& device, int alignment);
 
 std::unique_ptr<Kernel> CreateCpuTranspose(const NodeInfo& info);
 std::unique_ptr<Kernel> CreateCudaTranspose(const NodeInfo& info);

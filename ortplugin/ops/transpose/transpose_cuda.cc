@@ -46,7 +46,7 @@ double LineBytes(int64_t lines, int64_t line, int64_t step, bool is_whole) {
 class TileChoice {
  public:
   TileChoice(const TransposeAxis& columns, const TransposeAxis& rows, int64_t outside, int64_t unit, int64_t read,
-    int64_t write, const cuda::DeviceFacts& gpu)
+    int64_t write, const DeviceFacts& gpu)
     : columns_(columns), rows_(rows), outside_(outside), unit_(unit), read_(read), write_(write), gpu_(gpu) {}
 
   std::optional<Tile> Find() const {
@@ -99,7 +99,7 @@ class TileChoice {
 
   TransposeAxis columns_, rows_;
   int64_t outside_, unit_, read_, write_;
-  const cuda::DeviceFacts& gpu_;
+  const DeviceFacts& gpu_;
 };
 
 void Push(std::vector<uint64_t>* block, const std::vector<int64_t>& numbers) {
@@ -151,8 +151,7 @@ TransposeConfig ConfigureRows(TransposeShape shape, int alignment) {
 }
 
 // Of an axis of x and the last one of y, which is another; nothing where there is none.
-std::optional<TransposeConfig> ConfigureTiles(
-  const TransposeShape& shape, const cuda::DeviceFacts& gpu, int alignment) {
+std::optional<TransposeConfig> ConfigureTiles(const TransposeShape& shape, const DeviceFacts& gpu, int alignment) {
   const std::vector<TransposeAxis>& axes = shape.axes;
   if (axes.size() < 2) return std::nullopt;
   const auto by_step = [](const TransposeAxis& a, const TransposeAxis& b) { return a.from < b.from; };
@@ -196,7 +195,7 @@ std::optional<TransposeConfig> ConfigureTiles(
 
 }  // namespace
 
-TransposeConfig ConfigureTranspose(TransposeShape shape, const cuda::DeviceFacts& gpu, int alignment) {
+TransposeConfig ConfigureTranspose(TransposeShape shape, const DeviceFacts& gpu, int alignment) {
   shape.FoldRun(alignment);
   const bool has_run = !shape.axes.empty() && shape.axes.back().from == shape.element;
   if (!has_run)
@@ -223,7 +222,7 @@ std::string TransposeSource(const TransposeConfig& config) {
   return text.str();
 }
 
-cuda::PackedKernel LoadTranspose(const TransposeShape& shape, const cuda::DeviceFacts& device, int alignment) {
+cuda::PackedKernel LoadTranspose(const TransposeShape& shape, const DeviceFacts& device, int alignment) {
   const TransposeConfig config = ConfigureTranspose(shape, device, alignment);
   if (config.blocks >= kNarrow) Fail("the output takes ", config.blocks, " blocks, more than a launch has");
   const cuda::Function kernel = cuda::Load(device, TransposeSource(config), TransposeName(config), cuda::Warn);
@@ -296,7 +295,7 @@ class CudaTranspose : public Kernel {
   }
 
   TransposeAttributes attributes_;
-  const cuda::DeviceFacts& device_;
+  const DeviceFacts& device_;
   mutable PlanCache<Plan, Variant> plans_;
 };
 

@@ -28,7 +28,7 @@ namespace {
 
 // Runs `body` with the device's context, a handle, and leave to load and allocate.
 template <typename Body>
-auto OnDevice(const cuda::DeviceFacts& device, const Body& body) {
+auto OnDevice(const DeviceFacts& device, const Body& body) {
   Library();  // its Error first, before the driver's
   const cuda::ContextScope scope(device);
   const cuda::RelaxedCaptureScope relaxed;
@@ -154,7 +154,7 @@ bool HasErf(const Program& program) {
   });
 }
 
-Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text) {
+Found FindPlan(const DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text) {
   Check(problem);
   const std::shared_ptr<Answer> answer = AnswerFor(std::to_string(device.ordinal) + " " +
     std::to_string(workspace_limit) + " " + (text == nullptr ? "" : text->ToString()) + " " + Signature(problem));
@@ -167,7 +167,7 @@ Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t w
   return answer->found;
 }
 
-void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text) {
+void Prepare(const DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text) {
   const auto wanted = text == nullptr ? nullptr : std::make_shared<const PlanText>(*text);
   TheBuilders().Add([device, problem, workspace_limit, wanted] {
     try {
@@ -179,7 +179,7 @@ void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t wor
 }
 
 std::vector<PlanText> ListPlans(
-  const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, size_t most) {
+  const DeviceFacts& device, const Problem& problem, size_t workspace_limit, size_t most) {
   Check(problem);
   std::vector<std::vector<PlanText>> proposed;
   OnDevice(device, [&](const Target& target) {
@@ -205,7 +205,7 @@ std::vector<PlanText> ListPlans(
   return Alternate(proposed);
 }
 
-Found FindPlanFor(const cuda::DeviceFacts& device, const std::string& device_properties, const Problem& problem,
+Found FindPlanFor(const DeviceFacts& device, const std::string& device_properties, const Problem& problem,
   size_t workspace_limit, const PlanText* text) {
   Check(problem);
   Descriptor properties(abi::kDeviceProperties);

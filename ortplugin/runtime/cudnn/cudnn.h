@@ -114,24 +114,22 @@ struct Found {
 // and whatever their programs' names, have one answer that is worked out once.
 // Throws Error where cuDNN can't be opened or is older than 9. Don't ask while a graph is being captured.
 Found FindPlan(
-  const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);
+  const DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);
 
 // Starts FindPlan in the background: sessions with many convolutions build their plans at the same time. Errors wait
 // for the FindPlan that follows.
-void Prepare(
-  const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);
+void Prepare(const DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);
 
 // The same for a GPU that is not there, described for us and, in the JSON of cuDNN's device properties (since cuDNN
 // 9.8), for cuDNN. The plan is built anew and can't run.
-Found FindPlanFor(const cuda::DeviceFacts& device, const std::string& device_properties, const Problem& problem,
+Found FindPlanFor(const DeviceFacts& device, const std::string& device_properties, const Problem& problem,
   size_t workspace_limit, const PlanText* text = nullptr);
 
 // At most `most` of the plans that cuDNN's heuristics propose, in the order in which FindPlan tries them: those that
 // can be built, and are, and that give the same bits in every run. Without an epilogue in fp16 and bf16 also at most
 // `most` with an identity, in turn with the others; for a data gradient of stride 1 these include tiles proposed for
 // the forward convolution of the same sums.
-std::vector<PlanText> ListPlans(
-  const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, size_t most);
+std::vector<PlanText> ListPlans(const DeviceFacts& device, const Problem& problem, size_t workspace_limit, size_t most);
 
 // "cuDNN 9.19.0"; throws as FindPlan.
 std::string Version();

@@ -156,8 +156,7 @@ int64_t Descriptor::Get(abi::Attribute name, abi::AttributeType type, int64_t ro
   return count;
 }
 
-HandleLoan::HandleLoan(const cuda::DeviceFacts& device, cuda::Stream stream)
-  : ordinal_(device.ordinal), stream_(stream) {
+HandleLoan::HandleLoan(const DeviceFacts& device, cuda::Stream stream) : ordinal_(device.ordinal), stream_(stream) {
   cuda::Stream set = nullptr;
   {
     Pool& pool = ThePool();

@@ -56,7 +56,7 @@ class Descriptor {
 // device's context must be current.
 class HandleLoan {
  public:
-  HandleLoan(const cuda::DeviceFacts& device, cuda::Stream stream);
+  HandleLoan(const DeviceFacts& device, cuda::Stream stream);
   ~HandleLoan();
   HandleLoan(const HandleLoan&) = delete;
   HandleLoan& operator=(const HandleLoan&) = delete;

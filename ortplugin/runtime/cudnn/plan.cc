@@ -223,7 +223,7 @@ class GraphPlan : public Plan {
   }
 
   std::shared_ptr<const Graph> graph_;
-  const cuda::DeviceFacts* device_;  // null: only described
+  const DeviceFacts* device_;  // null: only described
   PlanText text_;
   Descriptor engine_{abi::kEngine};
   std::deque<Descriptor> choices_;

@@ -12,7 +12,7 @@ namespace ortplugin::cudnn {
 
 // What plans are made for: a device, which lives as long as the process, or one that is described only.
 struct Target {
-  const cuda::DeviceFacts& device;
+  const DeviceFacts& device;
   abi::Handle handle = nullptr;  // of the device
   const Descriptor* properties = nullptr;  // of one that is described
 };

@@ -134,3 +134,7 @@ void RefuseCapture(const DeviceFacts& device, Stream stream);
 void Warn(const std::string& message);
 
 }  // namespace ortplugin::cuda
+
+namespace ortplugin {
+using cuda::DeviceFacts;
+}

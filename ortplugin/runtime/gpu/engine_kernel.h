@@ -18,7 +18,7 @@ struct EngineKernel {
   std::vector<cuda::TensorMap> maps = {};
 
   // Compiled and loaded, ready to launch.
-  cuda::PackedKernel Load(const cuda::DeviceFacts& device) const;
+  cuda::PackedKernel Load(const DeviceFacts& device) const;
 };
 
 }  // namespace ortplugin

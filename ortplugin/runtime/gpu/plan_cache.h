@@ -18,20 +18,20 @@ template <typename Plan, typename Variant>
 class PlanCache {
  public:
   // Null where there is none yet. A plan stays where it is.
-  const Plan* Find(const std::vector<Shape>& shapes, const Variant& variant) const {
+  const Plan* Find(const Shapes& shapes, const Variant& variant) const {
     const std::shared_lock<std::shared_mutex> lock(mutex_);
-    const auto found = plans_.find(std::pair<const std::vector<Shape>&, const Variant&>(shapes, variant));
+    const auto found = plans_.find(std::pair<const Shapes&, const Variant&>(shapes, variant));
     return found == plans_.end() ? nullptr : found->second.get();
   }
 
   // The plan that is kept: another thread's, where that came first.
-  const Plan& Keep(const std::vector<Shape>& shapes, const Variant& variant, std::unique_ptr<Plan> plan) {
+  const Plan& Keep(const Shapes& shapes, const Variant& variant, std::unique_ptr<Plan> plan) {
     const std::unique_lock<std::shared_mutex> lock(mutex_);
     return *plans_.emplace(Key(shapes, variant), std::move(plan)).first->second;
   }
 
  private:
-  using Key = std::pair<std::vector<Shape>, Variant>;
+  using Key = std::pair<Shapes, Variant>;
   // Of keys and of references to what would be one: a run copies nothing to find its plan.
   struct Less {
     using is_transparent = void;

@@ -17,7 +17,7 @@ class NodeText {
   explicit NodeText(const std::string& text);
 
   const std::string& op() const { return op_; }
-  const std::vector<Shape>& shapes() const { return shapes_; }
+  const Shapes& shapes() const { return shapes_; }
   const std::vector<bool>& constant() const { return constant_; }
 
   // As NodeInfo has them.
@@ -29,7 +29,7 @@ class NodeText {
  private:
   std::string op_;
   std::map<std::string, std::string> attributes_;
-  std::vector<Shape> shapes_;
+  Shapes shapes_;
   std::vector<bool> constant_;
 };
 

@@ -15,6 +15,7 @@
 namespace ortplugin {
 
 using Shape = std::vector<int64_t>;
+using Shapes = std::vector<Shape>;
 
 std::string ToString(const Shape& shape);  // "[2, 128, 768]"; -1 stands for a dimension that is not known
 // Throws Error where the product exceeds 2^48, or would without the sizes of 0: strides are products of sizes too.

@@ -101,8 +101,8 @@ void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<
   }
 }
 
-Axes EpilogueAxes(const Program& program, size_t own_inputs, const Shape& full, const std::vector<Shape>& shapes) {
-  std::vector<Shape> parameters{full};
+Axes EpilogueAxes(const Program& program, size_t own_inputs, const Shape& full, const Shapes& shapes) {
+  Shapes parameters{full};
   for (size_t i = own_inputs; i < shapes.size(); ++i) {
     if (!Broadcasts(shapes[i], full)) FailOperand(program, own_inputs, i, shapes[i], full);
     parameters.push_back(shapes[i]);

@@ -28,7 +28,7 @@ void CheckInput(const Program& program, size_t own_inputs, size_t input, ort::El
 // The inputs of a run with their shapes, checked like that.
 struct RunInputs {
   std::vector<Tensor> tensors;
-  std::vector<Shape> shapes;
+  Shapes shapes;
 };
 RunInputs ReadInputs(const Program& program, size_t own_inputs, Run& run);
 
@@ -50,6 +50,6 @@ inline void InferEpilogue(const Program& program, size_t own_inputs, const std::
 
 // The axes that the program's parameters have in a value of the shape `full`; `shapes`: of all inputs. Throws Error
 // that names the operand which does not broadcast.
-Axes EpilogueAxes(const Program& program, size_t own_inputs, const Shape& full, const std::vector<Shape>& shapes);
+Axes EpilogueAxes(const Program& program, size_t own_inputs, const Shape& full, const Shapes& shapes);
 
 }  // namespace ortplugin

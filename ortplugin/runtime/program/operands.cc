@@ -73,7 +73,7 @@ Access MakeAccess(DType dtype, const Shape& shape, const Shape& full, size_t axi
   return access;
 }
 
-Shape Broadcast(const std::vector<Shape>& shapes) {
+Shape Broadcast(const Shapes& shapes) {
   Shape full;
   for (const Shape& shape : shapes) {
     if (shape.size() > full.size()) full.insert(full.begin(), shape.size() - full.size(), 1);
@@ -91,7 +91,7 @@ Shape Broadcast(const std::vector<Shape>& shapes) {
 }
 
 TensorType Broadcast(const std::vector<TensorType>& types) {
-  std::vector<Shape> shapes;
+  Shapes shapes;
   for (const TensorType& type : types) {
     if (!type.has_shape) return {};
     shapes.push_back(type.shape);
@@ -117,11 +117,11 @@ TensorType Broadcast(const std::vector<TensorType>& types) {
   return full;
 }
 
-Shape BroadcastInputs(const Program& program, const std::vector<Shape>& inputs) {
+Shape BroadcastInputs(const Program& program, const Shapes& inputs) {
   Shape shape;
   for (size_t i = 0; i < inputs.size(); ++i) {
     try {
-      shape = Broadcast(std::vector<Shape>{shape, inputs[i]});
+      shape = Broadcast(Shapes{shape, inputs[i]});
     } catch (const Error& error) {
       Fail("input ", i, " ('", program.value(program.parameters()[i]).name, "'): ", error.what());
     }
@@ -129,8 +129,8 @@ Shape BroadcastInputs(const Program& program, const std::vector<Shape>& inputs) 
   return shape;
 }
 
-std::optional<std::vector<Shape>> KnownShapes(const std::vector<TensorType>& types) {
-  std::vector<Shape> shapes;
+std::optional<Shapes> KnownShapes(const std::vector<TensorType>& types) {
+  Shapes shapes;
   for (const TensorType& type : types) {
     // onnx's inference says 0 of the open lengths of an Attention.
     if (!type.has_shape || std::any_of(type.shape.begin(), type.shape.end(), [](int64_t dim) { return dim <= 0; }))
@@ -140,8 +140,8 @@ std::optional<std::vector<Shape>> KnownShapes(const std::vector<TensorType>& typ
   return shapes;
 }
 
-std::optional<std::vector<Shape>> GuessShapes(const std::vector<TensorType>& types) {
-  std::vector<Shape> shapes;
+std::optional<Shapes> GuessShapes(const std::vector<TensorType>& types) {
+  Shapes shapes;
   for (const TensorType& type : types) {
     if (!type.has_shape) return std::nullopt;
     shapes.push_back(type.shape);
@@ -228,10 +228,10 @@ bool Axes::is_scalar(size_t tensor) const {
   return std::all_of(strides[tensor].begin(), strides[tensor].end(), [](int64_t stride) { return stride == 0; });
 }
 
-Axes JoinAxes(const Shape& full, const std::vector<Shape>& shapes) {
+Axes JoinAxes(const Shape& full, const Shapes& shapes) {
   Axes axes;
   axes.strides.resize(shapes.size());
-  std::vector<Shape> strides;
+  Shapes strides;
   for (const Shape& shape : shapes) strides.push_back(BroadcastStrides(shape, full));
   for (size_t i = 0; i < full.size(); ++i) {
     if (full[i] == 1) continue;
@@ -260,7 +260,7 @@ IndexMap::IndexMap(std::string name, const Axes& axes, int64_t unit, const std::
   for (size_t i = count; i-- > 0;)
     suffix_[i] = suffix_[i + 1] *
       static_cast<uint64_t>(std::max<int64_t>(1, i + 1 == count ? axes.sizes[i] / unit : axes.sizes[i]));
-  std::vector<Shape> patterns;
+  Shapes patterns;
   for (const size_t tensor : tensors) {
     const Shape& strides = axes.strides[tensor];
     const auto found = std::find(patterns.begin(), patterns.end(), strides);

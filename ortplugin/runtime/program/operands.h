@@ -69,21 +69,21 @@ struct Access {
 Access MakeAccess(DType dtype, const Shape& shape, const Shape& full, size_t axis);
 
 // The shape that all of `shapes` broadcast to. Throws Error where there is none. -1 is a dimension not known.
-Shape Broadcast(const std::vector<Shape>& shapes);
+Shape Broadcast(const Shapes& shapes);
 // The same of what is known of them early: no shape where one of them has none. A dimension that is not known keeps its
 // name where the tensors that could give it agree on one.
 TensorType Broadcast(const std::vector<TensorType>& types);
 
 // The shape that the inputs of a node broadcast to, which are the program's parameters. Throws Error that names the
 // first that does not fit those before it.
-Shape BroadcastInputs(const Program& program, const std::vector<Shape>& inputs);
+Shape BroadcastInputs(const Program& program, const Shapes& inputs);
 
 // The shapes, none where a rank or a dimension is not known, or is 0, which it then need not be.
-std::optional<std::vector<Shape>> KnownShapes(const std::vector<TensorType>& types);
+std::optional<Shapes> KnownShapes(const std::vector<TensorType>& types);
 
 // Shapes to prepare a kernel for: a dimension that is not known is taken for what other tensors have in its place, else
 // for two. Empty where a rank is not known or no such guess broadcasts.
-std::optional<std::vector<Shape>> GuessShapes(const std::vector<TensorType>& types);
+std::optional<Shapes> GuessShapes(const std::vector<TensorType>& types);
 
 // Throws Error where a node's input has another dtype than the program's parameter.
 void CheckType(const Program& program, size_t input, ort::ElementType type);
@@ -104,12 +104,12 @@ std::vector<TensorType> CheckNode(const Program& program, const NodeInfo& info);
 // least one. Strides are in elements, [tensor][axis], and 0 along the axes that a tensor is repeated over.
 struct Axes {
   Shape sizes;
-  std::vector<Shape> strides;
+  Shapes strides;
   size_t count() const { return sizes.size(); }
   bool is_linear(size_t tensor) const;  // element k of it meets element k of the full shape
   bool is_scalar(size_t tensor) const;  // one element for all; a tensor of as many as the full shape is linear instead
 };
-Axes JoinAxes(const Shape& full, const std::vector<Shape>& shapes);
+Axes JoinAxes(const Shape& full, const Shapes& shapes);
 
 // How an index over joined axes becomes offsets into tensors: the CUDA C++ of it, and the numbers that it reads from
 // the kernel's arguments, so that the text is the same for all shapes that broadcast alike. Needs common.cuh and a type

@@ -28,7 +28,7 @@ size_t SpatialOf(const CheckedConvNode& node) {
 }
 
 // Whether the shapes of this run let Conv take what their ranks promised.
-bool Fits(const FusedActivation& taken, const Contraction& shape, const std::vector<Shape>& inputs) {
+bool Fits(const FusedActivation& taken, const Contraction& shape, const Shapes& inputs) {
   const auto shape_of = [&](size_t parameter) { return inputs[parameter - 1 + kConvInputs]; };
   if (taken.sum && shape_of(*taken.sum) != shape.result()) return false;
   return !taken.bias || IsPerChannel(shape_of(*taken.bias), shape.windows.size(), shape.channels_last, shape.filters);

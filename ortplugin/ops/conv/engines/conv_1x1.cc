@@ -26,7 +26,7 @@ int64_t Tiles(const Contraction& problem) {
   return DivideUp(problem.batch * problem.rows().size * problem.columns().size, kTileM);
 }
 
-bool HasManyTiles(const Contraction& problem, const cuda::DeviceFacts& device) {
+bool HasManyTiles(const Contraction& problem, const DeviceFacts& device) {
   return Tiles(problem) >= LimitsNear(device).conv_1x1_dynamic_tiles * device.multiprocessors;
 }
 
@@ -50,7 +50,7 @@ int64_t OperandRegisters(const Program& program, const Contraction& problem) {
 bool IsApart(const Program& program) { return cudnn::HasErf(program) || !cudnn::RefusalOf(program).empty(); }
 
 // Sets the most warps and stages that there are registers and shared memory for. False: there are too few.
-bool Complete(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device, int most_warps,
+bool Complete(const Program& program, const Contraction& problem, const DeviceFacts& device, int most_warps,
   int most_stages, Conv1x1Config* config) {
   constexpr int64_t kBesides = 45;  // registers of a thread for addresses and the like
   const int64_t operands = config->tile_n / 16 * OperandRegisters(program, problem);
@@ -66,7 +66,7 @@ bool Complete(const Program& program, const Contraction& problem, const cuda::De
 }
 
 int MostWarps(
-  const Program& program, const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const Conv1x1Config& config, const DeviceFacts& device) {
   if (!config.dynamic_tiles) return 12;
   // Where results are most of what memory moves, eight are enough for it, and more make it slower.
   const int64_t bytes = 2 * Tiles(problem) * kTileM * (problem.channels + problem.filters);
@@ -76,8 +76,7 @@ int MostWarps(
   return config.block_n == kLine || problem.channels < kLine ? 16 : 12;
 }
 
-std::optional<Conv1x1Config> Configure(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+std::optional<Conv1x1Config> Configure(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   // Found on an H200 among all that are possible, for 24 to 512 channels and filters: within 3% of the best on average.
   // With many tiles for each multiprocessor the weights are copied seldom, and many filters meet each copy of X; with
   // few the copies of the weights count, and that there is work for all.
@@ -109,7 +108,7 @@ std::optional<Conv1x1Config> Configure(
 
 }  // namespace
 
-bool FitsConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsConv1x1(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
   if (!device.has_wgmma()) return false;
   if (problem.rows().kernel != 1 || problem.columns().kernel != 1 || problem.pads() != Shape(4)) return false;
@@ -124,7 +123,7 @@ bool FitsConv1x1(const Program& program, const Contraction& problem, const cuda:
   return Configure(program, problem, device).has_value();
 }
 
-bool IsConv1x1Fast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsConv1x1Fast(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
@@ -150,7 +149,7 @@ bool IsConv1x1Fast(const Program& program, const Contraction& problem, const cud
   return IsApart(program) || (tiles >= limits.conv_1x1_least_tiles && tiles <= device.multiprocessors);
 }
 
-Conv1x1Config ConfigureConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+Conv1x1Config ConfigureConv1x1(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   return *Configure(program, problem, device);
 }
 
@@ -168,15 +167,14 @@ std::string Conv1x1Source(const Program& program, const Contraction& problem, co
   return text.str();
 }
 
-cuda::LaunchShape Conv1x1Launch(
-  const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device) {
+cuda::LaunchShape Conv1x1Launch(const Contraction& problem, const Conv1x1Config& config, const DeviceFacts& device) {
   const int64_t blocks_n = DivideUp(problem.filters, config.block_n);
   const int64_t most = std::max<int64_t>(1, device.multiprocessors / blocks_n);
   return {static_cast<unsigned>(std::min(Tiles(problem), most) * blocks_n), static_cast<unsigned>(config.warps * 32),
     static_cast<unsigned>(SharedBytes(problem, config))};
 }
 
-EngineKernel MakeConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeConv1x1(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
   return {Conv1x1Source(program, problem, config), "conv_1x1", Conv1x1Launch(problem, config, device),
     ConvArguments(program, problem)};

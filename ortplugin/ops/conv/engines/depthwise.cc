@@ -35,8 +35,8 @@ struct Choice {
 };
 
 // `config` with the first tile that is taken, or of one pixel.
-DepthwiseConfig WithTile(const Contraction& problem, const cuda::DeviceFacts& device, DepthwiseConfig config,
-  const std::vector<Choice>& choices) {
+DepthwiseConfig WithTile(
+  const Contraction& problem, const DeviceFacts& device, DepthwiseConfig config, const std::vector<Choice>& choices) {
   const int64_t height = problem.rows().out, width = problem.columns().out;
   for (const Choice& choice : choices) {
     config.tile_h = choice.tile_h;
@@ -59,7 +59,7 @@ int LanesOf(int64_t vectors, int64_t most) {
 }
 
 // Filters that no network was measured for at length: bands (1x11), large ones, dilated ones, several for a channel.
-DepthwiseConfig ConfigureAnyFilter(const Contraction& problem, const cuda::DeviceFacts& device) {
+DepthwiseConfig ConfigureAnyFilter(const Contraction& problem, const DeviceFacts& device) {
   const Window &rows = problem.rows(), &columns = problem.columns();
   const int64_t multiplier = problem.filters / problem.channels;
   DepthwiseConfig best{};
@@ -89,7 +89,7 @@ DepthwiseConfig ConfigureAnyFilter(const Contraction& problem, const cuda::Devic
 
 }  // namespace
 
-bool FitsDepthwise(const Program& program, const Contraction& problem, const cuda::DeviceFacts&) {
+bool FitsDepthwise(const Program& program, const Contraction& problem, const DeviceFacts&) {
   if (!FitsEngines(program, problem) || problem.x_channels_first || problem.transposed) return false;
   if (problem.groups != problem.channels || problem.filters % problem.channels != 0) return false;
   int64_t reached = problem.channels;  // elements from one end of an image and its surroundings to the other, an int
@@ -105,8 +105,7 @@ bool FitsDepthwise(const Program& program, const Contraction& problem, const cud
 // The rule is what was fastest on an H200 for the layers of MobileNet-v3, EfficientNet-B0 and ConvNeXt. Two channels a
 // thread: wider vectors leave too few threads, and too few registers for many pixels, which is what saves loads,
 // conversions and addresses.
-DepthwiseConfig ConfigureDepthwise(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+DepthwiseConfig ConfigureDepthwise(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   (void)program;
   if (!IsMeasured(problem)) return ConfigureAnyFilter(problem, device);
   const bool is_float = problem.dtype() == DType::kFloat, is_strided = problem.rows().stride == 2;
@@ -159,7 +158,7 @@ cuda::LaunchShape DepthwiseLaunch(const Contraction& problem, const DepthwiseCon
     static_cast<unsigned>(config.lanes * config.tiles), 0, cuda::NextStarts::kAtTrigger};
 }
 
-EngineKernel MakeDepthwise(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeDepthwise(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const DepthwiseConfig config = ConfigureDepthwise(program, problem, device);
   return {DepthwiseSource(program, problem, config), "depthwise", DepthwiseLaunch(problem, config),
     ConvArguments(program, problem)};

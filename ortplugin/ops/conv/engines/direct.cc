@@ -44,13 +44,13 @@ int64_t Registers(const Contraction& conv, const DirectConfig& s) {
   // Loads that are under way together, in front of the sums or between them.
   return std::max<int64_t>(held + (s.chunk < conv.group_channels() ? 12 : 0), 80);
 }
-int64_t Resident(const Contraction& conv, const DirectConfig& s, const cuda::DeviceFacts& gpu) {
+int64_t Resident(const Contraction& conv, const DirectConfig& s, const DeviceFacts& gpu) {
   return std::min(kMostResident, gpu.ResidentBlocks(s.threads, Registers(conv, s), SharedBytes(conv, s)));
 }
 bool IsWhole(const Contraction& conv, const DirectConfig& s) { return s.rows >= conv.rows().out; }
 
 // Cycles, about, that the whole problem takes on this GPU. What is not counted in instructions was fitted to an H200.
-double Cost(const Contraction& conv, const DirectConfig& s, const cuda::DeviceFacts& gpu) {
+double Cost(const Contraction& conv, const DirectConfig& s, const DeviceFacts& gpu) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   int64_t resident = Resident(conv, s, gpu);
   if (resident == 0) return 1e30;
@@ -107,7 +107,7 @@ void SpreadOverBanks(const Contraction& conv, DirectConfig* s) {
 }
 
 // What follows from the choice of a tile.
-void Finish(const Contraction& conv, const cuda::DeviceFacts& gpu, int most_vector, DirectConfig* s) {
+void Finish(const Contraction& conv, const DeviceFacts& gpu, int most_vector, DirectConfig* s) {
   SpreadOverBanks(conv, s);
   s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(conv, *s, gpu)));
   const int64_t pixels = conv.rows().out * conv.columns().out;
@@ -158,7 +158,7 @@ bool FitsDirect(const Contraction& conv) {
     conv.rows().out >= 1 && conv.group_filters() * conv.groups < (int64_t{1} << 20);
 }
 
-bool IsDirectFast(const Contraction& conv, const cuda::DeviceFacts& gpu) {
+bool IsDirectFast(const Contraction& conv, const DeviceFacts& gpu) {
   const MeasuredGpu* const target = FindTarget(gpu);
   if (target == nullptr || Taps(conv) == 1) return false;
   const TargetLimits& limits = target->limits;
@@ -170,7 +170,7 @@ bool IsDirectFast(const Contraction& conv, const cuda::DeviceFacts& gpu) {
     multiply_adds > limits.direct_least_work * gpu.multiprocessors;
 }
 
-std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const cuda::DeviceFacts& gpu, int most_vector) {
+std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const DeviceFacts& gpu, int most_vector) {
   DirectConfig best{};
   double least = 1e31;
   std::vector<int64_t> chunks;
@@ -451,7 +451,7 @@ std::vector<uint64_t> DirectArguments(
   return block;
 }
 
-cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFacts& gpu) {
+cuda::LaunchShape DirectLaunch(const DirectConfig& config, const DeviceFacts& gpu) {
   // As many blocks as run at once, each of which makes about as many tiles.
   const int64_t at_once = std::max<int64_t>(1, int64_t{config.min_blocks} * gpu.multiprocessors / config.map_blocks);
   const int64_t rounds = DivideUp(config.tiles, at_once);
@@ -459,18 +459,17 @@ cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFac
     static_cast<unsigned>(config.threads), 0, config.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
 }
 
-bool FitsDirect(const Program&, const Contraction& problem, const cuda::DeviceFacts&) {
+bool FitsDirect(const Program&, const Contraction& problem, const DeviceFacts&) {
   return !problem.channels_last && !problem.transposed && FitsDirect(problem);
 }
 
-bool IsDirectFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsDirectFast(const Program&, const Contraction& problem, const DeviceFacts& device) {
   return IsDirectFast(problem, device);
 }
 
-std::optional<EngineKernel> MakeDirect(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+std::optional<EngineKernel> MakeDirect(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   constexpr size_t kOwnInputs = 2;  // X and W
-  std::vector<Shape> shapes(kOwnInputs);
+  Shapes shapes(kOwnInputs);
   shapes.insert(shapes.end(), problem.operands.begin(), problem.operands.end());
   const Axes axes = EpilogueAxes(program, kOwnInputs, problem.result(), shapes);
   const std::optional<DirectConfig> config = ConfigureDirect(problem, device, kMostVector);

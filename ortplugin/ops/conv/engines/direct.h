@@ -29,22 +29,21 @@ struct DirectConfig {
 // Whether the kernel can do it at all, if there is a tile configuration.
 bool FitsDirect(const Contraction& conv);
 // Whether it is the fastest there is, as measured.
-bool IsDirectFast(const Contraction& conv, const cuda::DeviceFacts& gpu);
+bool IsDirectFast(const Contraction& conv, const DeviceFacts& gpu);
 
 // `axes`: of y's shape; strides of the program's parameters, the first of which is the convolution's value.
 // `most_vector`: the most elements of an access that every operand's and result's address is good for.
 // Empty where no tile fits the memory of a block.
-std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const cuda::DeviceFacts& gpu, int most_vector);
+std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const DeviceFacts& gpu, int most_vector);
 std::string DirectSource(const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config);
 // The kernel's argument block: addresses of the node's inputs (X, W, operands) and outputs, still 0, then numbers.
 std::vector<uint64_t> DirectArguments(
   const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config);
-cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFacts& gpu);
+cuda::LaunchShape DirectLaunch(const DirectConfig& config, const DeviceFacts& gpu);
 
 // The engine's line in the table. MakeDirect: empty where no tile fits the memory of a block.
-bool FitsDirect(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-bool IsDirectFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-std::optional<EngineKernel> MakeDirect(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool FitsDirect(const Program& program, const Contraction& problem, const DeviceFacts& device);
+bool IsDirectFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+std::optional<EngineKernel> MakeDirect(const Program& program, const Contraction& problem, const DeviceFacts& device);
 
 }  // namespace ortplugin

@@ -28,8 +28,7 @@ struct Operand {
 };
 
 // Of the program's parameters from `first` on.
-std::vector<Operand> Operands(
-  const Program& program, size_t first, const std::vector<Shape>& shapes, const Shape& full) {
+std::vector<Operand> Operands(const Program& program, size_t first, const Shapes& shapes, const Shape& full) {
   std::vector<Operand> operands;
   for (size_t i = 0; i < shapes.size(); ++i) {
     const Shape& shape = shapes[i];

@@ -36,13 +36,12 @@ namespace ortplugin {
 struct Engine {
   const char* name;
   // Whether its kernel computes this problem on this GPU.
-  bool (*fits)(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+  bool (*fits)(const Program& program, const Contraction& problem, const DeviceFacts& device);
   // Whether it is known to be faster than a library's engine there, where it fits: measured on that GPU (target.h), or
   // better by construction, which the line's reason says.
-  bool (*beats_library)(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+  bool (*beats_library)(const Program& program, const Contraction& problem, const DeviceFacts& device);
   // Empty where no tile configuration fits the GPU's memory.
-  std::optional<EngineKernel> (*make)(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+  std::optional<EngineKernel> (*make)(const Program& program, const Contraction& problem, const DeviceFacts& device);
   const char* reason;  // what it is for, why it stands where it stands, and why it is the fastest
 };
 
@@ -52,7 +51,7 @@ const std::vector<Engine>& EngineTable();
 // none, nothing; or without `only_where_fast`, for those that time it, that of the most general engine that fits.
 // Nothing for other than two spatial dimensions.
 std::optional<EngineKernel> FindEngineKernel(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device, bool only_where_fast);
+  const Program& program, const Contraction& problem, const DeviceFacts& device, bool only_where_fast);
 
 // ---- What the engines share
 
@@ -63,7 +62,7 @@ bool FitsEngines(const Program& program, const Contraction& problem, bool takes_
 // A norm of whole rows of the program's results, which are its first parameters: float `prologue(x)` of the only one.
 struct NormTail {
   const NormProgram* norm;
-  std::vector<Shape> operands;  // of its other parameters, as the problem's
+  Shapes operands;  // of its other parameters, as the problem's
   bool stores_values;  // whether the program's results are written, too
   bool of_input = false;  // or a norm of X, whose only result is what is multiplied
 };

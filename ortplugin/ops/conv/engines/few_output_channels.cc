@@ -101,7 +101,7 @@ int64_t Cost(const Contraction& problem, const FewOutputChannelsConfig& config) 
 
 }  // namespace
 
-bool FitsFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsFewOutputChannels(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   // What passes/layout/image_output.py asks as well, so that it writes no image that this engine does not.
   using namespace engine_limits;
   if (!FitsEngines(program, problem) || !problem.transposed || problem.x_channels_first) return false;
@@ -120,7 +120,7 @@ bool FitsFewOutputChannels(const Program& program, const Contraction& problem, c
 }
 
 FewOutputChannelsConfig ConfigureFewOutputChannels(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const DeviceFacts& device) {
   (void)program;
   const Sizes sizes = SizesOf(problem);
   // The form of tiles that takes the fewest instructions in all, on an H200 the fastest of those that were tried: 9.6
@@ -169,14 +169,13 @@ std::string FewOutputChannelsSource(
 }
 
 cuda::LaunchShape FewOutputChannelsLaunch(
-  const Contraction& problem, const FewOutputChannelsConfig& config, const cuda::DeviceFacts& device) {
+  const Contraction& problem, const FewOutputChannelsConfig& config, const DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
     cuda::NextStarts::kAtTrigger};
 }
 
-EngineKernel MakeFewOutputChannels(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
   return {FewOutputChannelsSource(program, problem, config), "few_output_channels",
     FewOutputChannelsLaunch(problem, config, device), ConvArguments(program, problem)};

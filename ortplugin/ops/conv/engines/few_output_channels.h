@@ -15,14 +15,14 @@ struct FewOutputChannelsConfig {
   int min_blocks;  // that a multiprocessor should hold
 };
 
-bool FitsFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool FitsFewOutputChannels(const Program& program, const Contraction& problem, const DeviceFacts& device);
 FewOutputChannelsConfig ConfigureFewOutputChannels(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+  const Program& program, const Contraction& problem, const DeviceFacts& device);
 std::string FewOutputChannelsSource(
   const Program& program, const Contraction& problem, const FewOutputChannelsConfig& config);
 cuda::LaunchShape FewOutputChannelsLaunch(
-  const Contraction& problem, const FewOutputChannelsConfig& config, const cuda::DeviceFacts& device);
+  const Contraction& problem, const FewOutputChannelsConfig& config, const DeviceFacts& device);
 
-EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem, const DeviceFacts& device);
 
 }  // namespace ortplugin

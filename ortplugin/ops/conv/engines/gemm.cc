@@ -77,8 +77,7 @@ int64_t Vector(const Contraction& problem) {
   return std::min(16 / Size(problem), problem.group_filters() & -problem.group_filters());
 }
 
-double Cost(
-  const Contraction& problem, const TileKind& kind, int tile_n, int split_k, const cuda::DeviceFacts& device) {
+double Cost(const Contraction& problem, const TileKind& kind, int tile_n, int split_k, const DeviceFacts& device) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   constexpr int kWide = 160;  // what else a thread has in registers leaves too few for operands
   if (Vector(problem) < 4 && (kind.take_turns ? tile_n > 96 : tile_n > kWide)) return kNever;
@@ -153,7 +152,7 @@ struct Choice {
 
 // Of tiles in any number, or where `most_cluster` is not 0, of those of which clusters of up to so many blocks have
 // whole rows, each block one tile. Of few tiles a cluster may have one.
-Choice FindCheapest(const Contraction& problem, int most_cluster, const cuda::DeviceFacts& device) {
+Choice FindCheapest(const Contraction& problem, int most_cluster, const DeviceFacts& device) {
   Choice best{{}, std::numeric_limits<double>::infinity()};
   const int64_t bytes = problem.channels * Size(problem);
   const auto consider = [&](const TileKind& kind, int tile_n, int cluster, int split_k) {
@@ -188,13 +187,13 @@ Choice FindCheapest(const Contraction& problem, int most_cluster, const cuda::De
   return best;
 }
 
-int Stages(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device, int64_t rest) {
+int Stages(const Contraction& problem, const GemmConfig& config, const DeviceFacts& device, int64_t rest) {
   const int64_t room = device.shared_per_block - rest - StagingBytes(config) - PartsBytes(problem, config);
   return static_cast<int>(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
 }
 
 EngineKernel Make(const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail,
-  const cuda::DeviceFacts& device) {
+  const DeviceFacts& device) {
   std::vector<uint64_t> arguments = ConvArguments(program, problem, tail);
   const auto word = static_cast<size_t>(RoundUp(static_cast<int64_t>(arguments.size()), 8));  // of the maps
   const auto channels = static_cast<uint64_t>(problem.channels);
@@ -217,7 +216,7 @@ bool IsPointwise(const Contraction& problem) {
     problem.windows.begin(), problem.windows.end(), [](const Window& window) { return window.is_pointwise(); });
 }
 
-bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsGemm(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (!FitsEngines(program, problem, true)) return false;
   if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
   if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
@@ -226,7 +225,7 @@ bool FitsGemm(const Program& program, const Contraction& problem, const cuda::De
   return IsPointwise(problem);
 }
 
-bool IsGemmFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsGemmFast(const Program&, const Contraction& problem, const DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   if (problem.dtype() == DType::kFloat) return target->limits.matmul_tf32_pays != 0;
@@ -235,7 +234,7 @@ bool IsGemmFast(const Program&, const Contraction& problem, const cuda::DeviceFa
     Rows(problem) * problem.channels * problem.filters <= target->limits.gemm_most_multiply_adds;
 }
 
-GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& device) {
+GemmConfig ConfigureGemm(const Contraction& problem, const DeviceFacts& device) {
   GemmConfig config = FindCheapest(problem, 0, device).config;
   config.stages = Stages(problem, config, device, kStaticShared);
   return config;
@@ -309,7 +308,7 @@ std::string GemmSource(
   return text.str();
 }
 
-cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device) {
+cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const DeviceFacts& device) {
   const int64_t blocks = Tiles(problem, config.tile_m(), config.tile_n) * config.split_k;
   return {static_cast<unsigned>(std::min<int64_t>(blocks, device.multiprocessors)),
     static_cast<unsigned>(config.consumers * 128 + (config.take_turns ? 128 : 64)),
@@ -317,13 +316,13 @@ cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& confi
       config.stages * StageBytes(problem, config) + StagingBytes(config) + PartsBytes(problem, config))};
 }
 
-EngineKernel MakeGemm(const Program& program, const Contraction& given, const cuda::DeviceFacts& device) {
+EngineKernel MakeGemm(const Program& program, const Contraction& given, const DeviceFacts& device) {
   const Contraction problem = WithRowsAsBatch(given);
   return Make(program, problem, ConfigureGemm(problem, device), nullptr, device);
 }
 
 std::optional<GemmConfig> ConfigureGemmNorm(const Program& program, const Contraction& problem, const NormTail& tail,
-  int most_cluster, bool only_where_fast, const cuda::DeviceFacts& device) {
+  int most_cluster, bool only_where_fast, const DeviceFacts& device) {
   const NormProgram& norm = *tail.norm;
   const std::vector<size_t>&before = norm.prologue_operands.parameters, &behind = norm.epilogue_operands.parameters;
   if (program.results().size() != 1 || before != std::vector<size_t>{0} || !norm.prologue_operands.results.empty() ||
@@ -343,7 +342,7 @@ std::optional<GemmConfig> ConfigureGemmNorm(const Program& program, const Contra
 }
 
 EngineKernel MakeGemmNorm(const Program& program, const Contraction& problem, const GemmConfig& config,
-  const NormTail& tail, const cuda::DeviceFacts& device) {
+  const NormTail& tail, const DeviceFacts& device) {
   return Make(program, problem, config, &tail, device);
 }
 

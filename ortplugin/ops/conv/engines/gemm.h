@@ -19,13 +19,13 @@ struct GemmConfig {
   int tile_m() const { return take_turns ? 128 : 64 * consumers; }
 };
 
-bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool FitsGemm(const Program& program, const Contraction& problem, const DeviceFacts& device);
 // Whether it is known to be faster than a library's engine.
-bool IsGemmFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& device);
+bool IsGemmFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+GemmConfig ConfigureGemm(const Contraction& problem, const DeviceFacts& device);
 std::string GemmSource(
   const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail = nullptr);
-cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device);
+cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const DeviceFacts& device);
 
 // Whether filters have one element, and every pixel is one of the result.
 bool IsPointwise(const Contraction& problem);
@@ -38,14 +38,14 @@ Contraction WithTwoWindows(const Contraction& problem);
 // kernel for all numbers of rows.
 Contraction WithRowsAsBatch(const Contraction& problem);
 
-EngineKernel MakeGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+EngineKernel MakeGemm(const Program& program, const Contraction& problem, const DeviceFacts& device);
 
 // One kernel for a product and a norm of its rows, which `problem` has as its batch (WithRowsAsBatch): each cluster, of
 // up to `most_cluster` blocks, has one tile of whole rows. Empty where that is not computed, where more tiles than the
 // GPU has multiprocessors are needed, and with `only_where_fast` where it is not known to be faster than two kernels.
 std::optional<GemmConfig> ConfigureGemmNorm(const Program& program, const Contraction& problem, const NormTail& tail,
-  int most_cluster, bool only_where_fast, const cuda::DeviceFacts& device);
+  int most_cluster, bool only_where_fast, const DeviceFacts& device);
 EngineKernel MakeGemmNorm(const Program& program, const Contraction& problem, const GemmConfig& config,
-  const NormTail& tail, const cuda::DeviceFacts& device);
+  const NormTail& tail, const DeviceFacts& device);
 
 }  // namespace ortplugin

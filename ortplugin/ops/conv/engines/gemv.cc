@@ -10,7 +10,7 @@
 
 namespace ortplugin {
 
-bool FitsGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.groups != 1 || problem.transposed) return false;
   if (problem.channels * problem.filters >= int64_t{1} << 30) return false;
   // What is far from a matrix-vector product is no case for --tune either.
@@ -23,7 +23,7 @@ bool FitsGemv(const Program& program, const Contraction& problem, const cuda::De
     problem.pads() == Shape(4);
 }
 
-bool IsGemvFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsGemvFast(const Program&, const Contraction& problem, const DeviceFacts& device) {
   // Of one image each weight is read once and used once, so that nothing is left to gain but where it is read.
   if (problem.batch == 1) return true;
   const MeasuredGpu* const target = FindTarget(device);
@@ -32,7 +32,7 @@ bool IsGemvFast(const Program&, const Contraction& problem, const cuda::DeviceFa
       problem.batch * problem.channels * problem.filters <= target->limits.gemv_fast_multiply_adds);
 }
 
-GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   (void)program;
   GemvConfig best{};
   best.vector = static_cast<int>(std::gcd(problem.channels, int64_t{problem.dtype() == DType::kFloat ? 4 : 8}));
@@ -70,7 +70,7 @@ cuda::LaunchShape GemvLaunch(const Contraction& problem, const GemvConfig& confi
 }
 
 std::optional<EngineKernel> MakeGemvNorm(
-  const Program& program, const Contraction& problem, const NormTail& norm, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const NormTail& norm, const DeviceFacts& device) {
   constexpr int64_t kMostSteps = 8;  // of a thread
   if (!FitsGemv(program, problem, device)) return {};
   const GemvConfig config = ConfigureGemv(program, problem, device);
@@ -79,7 +79,7 @@ std::optional<EngineKernel> MakeGemvNorm(
     ConvArguments(program, problem, &norm)};
 }
 
-EngineKernel MakeGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const GemvConfig config = ConfigureGemv(program, problem, device);
   return {GemvSource(program, problem, config), "gemv", GemvLaunch(problem, config), ConvArguments(program, problem)};
 }

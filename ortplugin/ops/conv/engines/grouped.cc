@@ -78,7 +78,7 @@ int64_t MergedOf(const Contraction& problem) {
   return best;
 }
 
-int64_t Resident(const Tiling& t, const cuda::DeviceFacts& device) {
+int64_t Resident(const Tiling& t, const DeviceFacts& device) {
   // Registers of a thread, about: narrow vectors of results are several at once.
   const int64_t sums = t.parts * t.item_units * t.columns * 4;
   const int64_t registers =
@@ -91,7 +91,7 @@ int64_t Resident(const Tiling& t, const cuda::DeviceFacts& device) {
 
 // About the cycles that the convolution takes: what the busiest multiprocessor issues and moves, of which copies,
 // multiplications and results overlap as far as it holds several tiles, and the latency of tiles one after another.
-double Cost(const Tiling& t, int64_t resident, const cuda::DeviceFacts& device) {
+double Cost(const Tiling& t, int64_t resident, const DeviceFacts& device) {
   // Cycles but for the last: bytes of a cycle.
   constexpr double kTile = 1500, kChunk = 600, kCopy = 14.0 / 128, kMma = 1.6, kMatrices = 4, kBytes = 32;
   // Bytes that neighbouring elements move of memory, which has sectors of 32.
@@ -124,7 +124,7 @@ struct Best {
   double cost = std::numeric_limits<double>::max();
 };
 
-void Consider(const Contraction& problem, const cuda::DeviceFacts& device, Tiling t, Best* best) {
+void Consider(const Contraction& problem, const DeviceFacts& device, Tiling t, Best* best) {
   if (t.warps_m > 1 && (t.warps_m - 1) * t.parts * 16 >= t.tile_h * t.tile_w) return;  // a warp would be idle
   for (t.stages = 1; t.stages <= 2; ++t.stages) {
     Complete(problem, &t);
@@ -139,7 +139,7 @@ void Consider(const Contraction& problem, const cuda::DeviceFacts& device, Tilin
 }
 
 // Of a block whose channels are chosen: its warps and pixels.
-void TryTiles(const Contraction& problem, const cuda::DeviceFacts& device, Tiling t, Best* best) {
+void TryTiles(const Contraction& problem, const DeviceFacts& device, Tiling t, Best* best) {
   const int64_t height = problem.rows().out, width = problem.columns().out;
   Complete(problem, &t);
   for (const auto& [m, n] : {std::pair{4, 1}, {2, 2}, {1, 4}, {8, 1}, {4, 2}, {2, 4}, {1, 8}, {2, 1}, {1, 2}, {1, 1}}) {
@@ -162,7 +162,7 @@ void TryTiles(const Contraction& problem, const cuda::DeviceFacts& device, Tilin
   }
 }
 
-std::optional<Tiling> Configure(const Contraction& problem, const cuda::DeviceFacts& device) {
+std::optional<Tiling> Configure(const Contraction& problem, const DeviceFacts& device) {
   Tiling t{};
   t.merged = MergedOf(problem);
   t.flat = IsPointwise(problem);
@@ -199,7 +199,7 @@ bool IsRagged(const Contraction& problem) {
 
 }  // namespace
 
-bool FitsGrouped(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsGrouped(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (!FitsEngines(program, problem) || !device.has_mma_m16n8k16()) return false;
   if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
   if (problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
@@ -215,7 +215,7 @@ bool FitsGrouped(const Program& program, const Contraction& problem, const cuda:
   return Configure(problem, device).has_value();
 }
 
-bool IsGroupedFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsGroupedFast(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   // cuDNN's tensor cores take a group's channels by 16 bytes; what others it pads or computes without them.
   if (IsRagged(problem)) return true;
   const MeasuredGpu* const target = FindTarget(device);
@@ -231,8 +231,7 @@ bool IsGroupedFast(const Program& program, const Contraction& problem, const cud
   return wide <= most;
 }
 
-std::optional<EngineKernel> MakeGrouped(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+std::optional<EngineKernel> MakeGrouped(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const std::optional<Tiling> found = Configure(problem, device);
   if (!found) return std::nullopt;
   const Tiling& t = *found;

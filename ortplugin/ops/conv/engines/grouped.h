@@ -5,11 +5,10 @@
 
 namespace ortplugin {
 
-bool FitsGrouped(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool FitsGrouped(const Program& program, const Contraction& problem, const DeviceFacts& device);
 // Whether it is known to be faster than cuDNN.
-bool IsGroupedFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool IsGroupedFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
 // Nothing where no tile fits the GPU's shared memory.
-std::optional<EngineKernel> MakeGrouped(
-  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+std::optional<EngineKernel> MakeGrouped(const Program& program, const Contraction& problem, const DeviceFacts& device);
 
 }  // namespace ortplugin

@@ -50,14 +50,14 @@ std::optional<Contraction> WithPixelsLast(const Contraction& problem) {
   return flat;
 }
 
-bool FitsNchwFew(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsNchwFew(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   (void)device;
   const std::optional<Contraction> flat = WithPixelsLast(problem);
   return Fits(program, flat) && flat->channels <= engine_limits::nchw_few_most_channels &&
     Rows(*flat) <= engine_limits::nchw_few_most_channels;
 }
 
-EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const Contraction flat = *WithPixelsLast(problem);
   const int64_t vector = std::min(16 / Size(flat), Pixels(flat) & -Pixels(flat));
   std::ostringstream text;
@@ -69,7 +69,7 @@ EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, con
   return {text.str(), "nchw_few", {static_cast<unsigned>(blocks), kThreads}, ConvArguments(program, flat)};
 }
 
-bool FitsNchwGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsNchwGemm(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const std::optional<Contraction> flat = WithPixelsLast(problem);
   if (!device.has_wgmma() || !Fits(program, flat) || problem.dtype() == DType::kFloat) return false;
   // Pairs of weights are read at once; rows of pixels begin at multiples of 16 bytes.
@@ -77,7 +77,7 @@ bool FitsNchwGemm(const Program& program, const Contraction& problem, const cuda
     Pixels(*flat) % engine_limits::nchw_gemm_pixels == 0;
 }
 
-NchwGemmConfig ConfigureNchwGemm(const Contraction& problem, const cuda::DeviceFacts& device) {
+NchwGemmConfig ConfigureNchwGemm(const Contraction& problem, const DeviceFacts& device) {
   const Contraction flat = *WithPixelsLast(problem);
   // The largest tiles of which there is one for each multiprocessor.
   for (const NchwGemmConfig config : {NchwGemmConfig{128, 2}, {64, 2}})
@@ -85,7 +85,7 @@ NchwGemmConfig ConfigureNchwGemm(const Contraction& problem, const cuda::DeviceF
   return {Rows(flat) <= 64 && Tiles(flat, {128, 1}) >= device.multiprocessors ? 128 : 64, 1};
 }
 
-EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const Contraction flat = *WithPixelsLast(problem);
   const NchwGemmConfig config = ConfigureNchwGemm(problem, device);
   std::ostringstream text;

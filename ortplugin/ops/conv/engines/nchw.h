@@ -12,16 +12,16 @@ namespace ortplugin {
 std::optional<Contraction> WithPixelsLast(const Contraction& problem);
 
 // Of few channels and filters, on CUDA cores: memory-bound.
-bool FitsNchwFew(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool FitsNchwFew(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, const DeviceFacts& device);
 
 // Of more, on Hopper's tensor cores.
 struct NchwGemmConfig {
   int tile_n;  // pixels of a tile: 64 or 128
   int consumers;  // warpgroups of a block, each with 64 filters
 };
-bool FitsNchwGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-NchwGemmConfig ConfigureNchwGemm(const Contraction& problem, const cuda::DeviceFacts& device);
-EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool FitsNchwGemm(const Program& program, const Contraction& problem, const DeviceFacts& device);
+NchwGemmConfig ConfigureNchwGemm(const Contraction& problem, const DeviceFacts& device);
+EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, const DeviceFacts& device);
 
 }  // namespace ortplugin

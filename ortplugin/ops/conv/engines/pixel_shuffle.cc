@@ -35,7 +35,7 @@ bool FitsPixelShuffle(const Contraction& contraction) {
 
 // The kernels that cuDNN compiles for a transposed convolution with a program are up to twice as slow. Its ready-made
 // ones without a program are faster than writing and reading P where it does not stay in the cache.
-bool IsPixelShuffleFast(const Contraction& contraction, const cuda::DeviceFacts& device) {
+bool IsPixelShuffleFast(const Contraction& contraction, const DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const int64_t size = static_cast<int64_t>(SizeOf(contraction.dtype()));

@@ -18,7 +18,7 @@ namespace ortplugin {
 bool FitsPixelShuffle(const Contraction& contraction);
 
 // Whether this is known to be faster than cuDNN's transposed convolution.
-bool IsPixelShuffleFast(const Contraction& contraction, const cuda::DeviceFacts& device);
+bool IsPixelShuffleFast(const Contraction& contraction, const DeviceFacts& device);
 
 // The GEMM, without the program: the data gradient of a 1x1 convolution, for which W is in order as it is.
 cudnn::Problem GemmProblem(const Contraction& contraction);

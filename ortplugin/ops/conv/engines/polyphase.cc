@@ -79,7 +79,7 @@ int64_t Tiles(const Contraction& problem, const PolyphaseConfig& config) {
   return DivideUp(pixels, TileM(config)) * DivideUp(problem.filters, config.tile_n);
 }
 
-int64_t Blocks(const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
+int64_t Blocks(const Contraction& problem, const PolyphaseConfig& config, const DeviceFacts& device) {
   // All phases of a tile begin together.
   const int64_t room = int64_t{device.multiprocessors} * config.min_blocks / Phases(problem);
   return std::min(Tiles(problem, config), std::max<int64_t>(1, room)) * Phases(problem);
@@ -87,7 +87,7 @@ int64_t Blocks(const Contraction& problem, const PolyphaseConfig& config, const 
 
 // Microseconds but for what is the same in all configurations: what the slowest block's steps and tiles take, either
 // alone or, where the multiprocessor's blocks compete, by the bytes that come from shared memory and the results.
-double Cost(const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
+double Cost(const Contraction& problem, const PolyphaseConfig& config, const DeviceFacts& device) {
   const TargetLimits& limits = LimitsNear(device);
   const double rows = static_cast<double>(TileM(config)), columns = config.tile_n;
   const int64_t blocks = Blocks(problem, config, device), units = Tiles(problem, config) * Phases(problem);
@@ -115,7 +115,7 @@ double Cost(const Contraction& problem, const PolyphaseConfig& config, const cud
 
 }  // namespace
 
-bool FitsPolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsPolyphase(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
   if (!device.has_wgmma() || !problem.transposed) return false;
   if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
@@ -136,7 +136,7 @@ bool FitsPolyphase(const Program& program, const Contraction& problem, const cud
   return Phases(problem) > 1 && Phases(problem) <= kMostPhases;
 }
 
-bool IsPolyphaseFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsPolyphaseFast(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
@@ -147,7 +147,7 @@ bool IsPolyphaseFast(const Program& program, const Contraction& problem, const c
   return !IsIdentity(program) || multiply_adds < limits.polyphase_much || problem.filters >= limits.polyphase_wide;
 }
 
-PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const cuda::DeviceFacts& device) {
+PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const DeviceFacts& device) {
   constexpr PolyphaseConfig kConfigs[] = {
     {256, 1, 8, 4, 1},
     {128, 2, 8, 4, 1},
@@ -179,12 +179,12 @@ std::string PolyphaseSource(const Program& program, const Contraction& problem, 
 }
 
 cuda::LaunchShape PolyphaseLaunch(
-  const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
+  const Contraction& problem, const PolyphaseConfig& config, const DeviceFacts& device) {
   return {static_cast<unsigned>(Blocks(problem, config, device)), static_cast<unsigned>(config.warps * 32),
     static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
 }
 
-EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const PolyphaseConfig config = ConfigurePolyphase(problem, device);
   return {PolyphaseSource(program, problem, config), "polyphase", PolyphaseLaunch(problem, config, device),
     ConvArguments(program, problem)};

@@ -14,14 +14,13 @@ struct PolyphaseConfig {
   int min_blocks;  // blocks that a multiprocessor should hold
 };
 
-bool FitsPolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool FitsPolyphase(const Program& program, const Contraction& problem, const DeviceFacts& device);
 // Whether it is known to be faster than cuDNN.
-bool IsPolyphaseFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const cuda::DeviceFacts& device);
+bool IsPolyphaseFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const DeviceFacts& device);
 std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config);
-cuda::LaunchShape PolyphaseLaunch(
-  const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device);
+cuda::LaunchShape PolyphaseLaunch(const Contraction& problem, const PolyphaseConfig& config, const DeviceFacts& device);
 
-EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const DeviceFacts& device);
 
 }  // namespace ortplugin

@@ -35,7 +35,7 @@ int64_t CopiedBytes(const Contraction& problem, const SplitKConfig& config) {
 }
 
 // Nanoseconds, but for what is the same in all configurations.
-int64_t Cost(const Contraction& problem, const SplitKConfig& config, const cuda::DeviceFacts& device) {
+int64_t Cost(const Contraction& problem, const SplitKConfig& config, const DeviceFacts& device) {
   const TargetLimits& limits = LimitsNear(device);
   const int64_t clusters =
     config.split_k > 1 ? limits.split_k_cost_cluster + limits.split_k_cost_block * config.split_k : 0;
@@ -65,11 +65,11 @@ int64_t Vector(const Contraction& problem, const SplitKConfig& config) {
 
 }  // namespace
 
-int64_t RoomForClusters(int blocks, const cuda::DeviceFacts& device) {
+int64_t RoomForClusters(int blocks, const DeviceFacts& device) {
   return blocks <= 4 ? device.multiprocessors * 7 / 8 : device.multiprocessors * 5 / 6;
 }
 
-bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsSplitK(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.groups != 1) return false;
   if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
   if (!device.has_wgmma() || !device.has_clusters() || problem.transposed) return false;
@@ -80,7 +80,7 @@ bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::
   return !problem.x_channels_first && !problem.y_channels_first;
 }
 
-bool IsSplitKFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsSplitKFast(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
@@ -101,7 +101,7 @@ bool IsSplitKFast(const Program& program, const Contraction& problem, const cuda
   return CopiedBytes(problem, config) <= (most << 10);
 }
 
-SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts& device) {
+SplitKConfig ConfigureSplitK(const Contraction& problem, const DeviceFacts& device) {
   const int64_t most_split_k = LimitsNear(device).split_k_most_blocks;
   SplitKConfig best{};
   for (const int tile_n : {32, 64, 128}) {
@@ -141,7 +141,7 @@ cuda::LaunchShape SplitKLaunch(const Contraction& problem, const SplitKConfig& c
     static_cast<unsigned>(SharedBytes(config))};
 }
 
-EngineKernel MakeSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeSplitK(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const SplitKConfig config = ConfigureSplitK(problem, device);
   return {
     SplitKSource(program, problem, config), "split_k", SplitKLaunch(problem, config), ConvArguments(program, problem)};

@@ -15,15 +15,15 @@ struct SplitKConfig {
 
 // The blocks that are at work at the same time: those of a cluster on neighbouring multiprocessors, and some are left
 // over. Measured: 28 clusters of four find room on an H200, but not 32; 16 of six, but not 20.
-int64_t RoomForClusters(int blocks, const cuda::DeviceFacts& device);
+int64_t RoomForClusters(int blocks, const DeviceFacts& device);
 
-bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool FitsSplitK(const Program& program, const Contraction& problem, const DeviceFacts& device);
 // Whether it is known to be faster than cuDNN.
-bool IsSplitKFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts& device);
+bool IsSplitKFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+SplitKConfig ConfigureSplitK(const Contraction& problem, const DeviceFacts& device);
 std::string SplitKSource(const Program& program, const Contraction& problem, const SplitKConfig& config);
 cuda::LaunchShape SplitKLaunch(const Contraction& problem, const SplitKConfig& config);
 
-EngineKernel MakeSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+EngineKernel MakeSplitK(const Program& program, const Contraction& problem, const DeviceFacts& device);
 
 }  // namespace ortplugin

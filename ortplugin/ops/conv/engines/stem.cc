@@ -51,7 +51,7 @@ int64_t Tiles(const Contraction& problem, const StemConfig& config) {
 
 }  // namespace
 
-bool FitsStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsStem(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.transposed) return false;
   if (!device.has_mma_m16n8k16()) return false;
   if (problem.channels > 4 || problem.groups != 1 || problem.filters % 16 != 0 ||
@@ -64,12 +64,12 @@ bool FitsStem(const Program& program, const Contraction& problem, const cuda::De
     SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= cuda::kStaticSharedBytes;
 }
 
-bool IsStemFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsStemFast(const Program&, const Contraction& problem, const DeviceFacts& device) {
   // An image that is NCHW a library needs transposed first: one more kernel, which writes the image and reads it again.
   return problem.x_channels_first || FindTarget(device) != nullptr;
 }
 
-StemConfig ConfigureStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+StemConfig ConfigureStem(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   (void)program;
   StemConfig best{};
   best.filters = static_cast<int>(FiltersOfWarp(problem));
@@ -138,13 +138,13 @@ std::string StemSource(const Program& program, const Contraction& problem, const
   return text.str();
 }
 
-cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const cuda::DeviceFacts& device) {
+cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
     cuda::NextStarts::kAtTrigger};
 }
 
-EngineKernel MakeStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeStem(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const StemConfig config = ConfigureStem(program, problem, device);
   return {
     StemSource(program, problem, config), "stem", StemLaunch(problem, config, device), ConvArguments(program, problem)};

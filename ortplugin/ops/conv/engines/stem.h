@@ -15,13 +15,13 @@ struct StemConfig {
   int min_blocks;  // that a multiprocessor should hold
 };
 
-bool FitsStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool FitsStem(const Program& program, const Contraction& problem, const DeviceFacts& device);
 // Whether it is known to be faster than cuDNN.
-bool IsStemFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-StemConfig ConfigureStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool IsStemFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+StemConfig ConfigureStem(const Program& program, const Contraction& problem, const DeviceFacts& device);
 std::string StemSource(const Program& program, const Contraction& problem, const StemConfig& config);
-cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const cuda::DeviceFacts& device);
+cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const DeviceFacts& device);
 
-EngineKernel MakeStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+EngineKernel MakeStem(const Program& program, const Contraction& problem, const DeviceFacts& device);
 
 }  // namespace ortplugin

@@ -27,15 +27,15 @@
 namespace ortplugin {
 namespace {
 
-bool Always(const Program&, const Contraction&, const cuda::DeviceFacts&) { return true; }
+bool Always(const Program&, const Contraction&, const DeviceFacts&) { return true; }
 
-template <EngineKernel (*make)(const Program&, const Contraction&, const cuda::DeviceFacts&)>
-std::optional<EngineKernel> Make(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+template <EngineKernel (*make)(const Program&, const Contraction&, const DeviceFacts&)>
+std::optional<EngineKernel> Make(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   return make(program, problem, device);
 }
 
 // A 1x1 filter has one tap, which is one phase's: conv_1x1 knows what the others are.
-bool FitsPolyphaseAlone(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool FitsPolyphaseAlone(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   return FitsPolyphase(program, problem, device) && !FitsConv1x1(program, problem, device);
 }
 
@@ -81,7 +81,7 @@ const std::vector<Engine>& EngineTable() {
 }
 
 std::optional<EngineKernel> FindEngineKernel(
-  const Program& program, const Contraction& given, const cuda::DeviceFacts& device, bool only_where_fast) {
+  const Program& program, const Contraction& given, const DeviceFacts& device, bool only_where_fast) {
   const Contraction plane = WithTwoWindows(given);
   if (plane.windows.size() != 2) return std::nullopt;
   // A matrix product's rows, however many: they are in no kernel's text then.
