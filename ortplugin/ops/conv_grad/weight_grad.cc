@@ -373,8 +373,8 @@ WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, co
   WeightGradPlan plan{};
   plan.multiply = cuda::Load(gpu, source, "weight_grad", cuda::Warn);
   plan.add = cuda::Load(gpu, source, "add_weights", cuda::Warn);
-  plan.multiply_launch = {static_cast<unsigned>(config.chunks * config.blocks), static_cast<unsigned>(config.threads)};
-  plan.add_launch = {static_cast<unsigned>(DivideUp(config.sums, kAddThreads / config.adders)), kAddThreads};
+  plan.multiply_launch = {config.chunks * config.blocks, config.threads};
+  plan.add_launch = {DivideUp(config.sums, kAddThreads / config.adders), kAddThreads};
   plan.scratch_bytes = static_cast<size_t>(config.chunks * config.sums) * sizeof(float);
   plan.images = grad.batch;
   plan.chunks = config.chunks;

@@ -277,7 +277,7 @@ NormPlan PlanNorm(const NormProgram& norm, const Shapes& shapes, bool aligned, c
     // Blocks stay and take row after row, so that what rows share is read once by each.
     const int64_t pieces = DivideUp(shape.rows, int64_t{config->groups} * config->rows_at_once);
     const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device.multiprocessors);
-    plan.launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)};
+    plan.launch = {blocks, threads};
   } else {
     const NormTiles tiles = ConfigureNormTiles(norm, shape, device, aligned);
     if (tiles.blocks >= int64_t{1} << 31)
@@ -285,8 +285,7 @@ NormPlan PlanNorm(const NormProgram& norm, const Shapes& shapes, bool aligned, c
     const std::string source = NormTilesSource(norm, shape, tiles);
     plan.first = cuda::Load(device, source, tiles.one_read ? "norm_tiles" : "tile_moments", cuda::Warn);
     if (!tiles.one_read) plan.second = cuda::Load(device, source, "normalize_tiles", cuda::Warn);
-    plan.launch = {static_cast<unsigned>(tiles.blocks), static_cast<unsigned>(tiles.threads),
-      static_cast<unsigned>(tiles.held_bytes)};
+    plan.launch = {tiles.blocks, tiles.threads, tiles.held_bytes};
     if (tiles.static_bytes + tiles.held_bytes > cuda::kStaticSharedBytes)
       cuda::AllowShared(device, plan.first, static_cast<unsigned>(tiles.held_bytes));
     plan.scratch_bytes = static_cast<size_t>(tiles.moments_bytes);

@@ -90,7 +90,7 @@ class CudaLstm : public Kernel {
     Arguments arguments{lstm.g, lstm.r, lstm.h0, lstm.c0, lstm.y, lstm.y_h, lstm.y_c, static_cast<int32_t>(steps),
       static_cast<int32_t>(batch), static_cast<int32_t>(lstm.shape.inner)};
     void* parameters[] = {&arguments};
-    const cuda::LaunchShape launch{static_cast<unsigned>(blocks), static_cast<unsigned>(plan->config.threads)};
+    const cuda::LaunchShape launch{blocks, plan->config.threads};
     cuda::Launch(device_, plan->kernel, launch, stream, parameters);
   }
 

@@ -277,7 +277,7 @@ PointwisePlan PlanPointwise(
       " numbers that a kernel takes: ", plan.arguments.size(), ". Split the node");
   plan.kernel = cuda::Load(gpu, PointwiseSource(program, shape, config), "pointwise", cuda::Warn);
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  plan.launch = {static_cast<unsigned>(std::min(config.tiles, kMostBlocks)), static_cast<unsigned>(config.threads)};
+  plan.launch = {std::min(config.tiles, kMostBlocks), config.threads};
   return plan;
 }
 

@@ -307,7 +307,7 @@ class CudaImages : public Kernel {
     plan->output = OutputShape(input);
     plan->arguments = made.arguments;
     plan->kernel = cuda::Load(device_, made.source, KernelName(input), cuda::Warn);
-    plan->launch = {static_cast<unsigned>(made.blocks), static_cast<unsigned>(made.threads)};
+    plan->launch = {made.blocks, made.threads};
     return plans_.Keep({input}, variant, std::move(plan));
   }
   virtual const char* KernelName(const Shape& input) const = 0;

@@ -270,7 +270,7 @@ struct Plan {
 
 cuda::LaunchShape Blocks(int64_t count) {
   if (count >= int64_t{1} << 31) Fail("the tensor takes ", count, " blocks, more than a launch has");
-  return {static_cast<unsigned>(std::max<int64_t>(1, count)), kThreads};
+  return {std::max<int64_t>(1, count), kThreads};
 }
 
 void LaunchSort(const Plan& plan, const DeviceFacts& device, cuda::Stream stream, uint64_t* arguments, char* scratch) {
@@ -279,7 +279,7 @@ void LaunchSort(const Plan& plan, const DeviceFacts& device, cuda::Stream stream
   char* counts = scratch;
   void* count_parameters[] = {arguments, &counts, &passes, &bits};
   const int64_t count_blocks = std::min<int64_t>(sort.tiles * 4, 4 * device.multiprocessors);
-  cuda::Launch(device, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream, count_parameters);
+  cuda::Launch(device, plan.second, {count_blocks, kSortThreads}, stream, count_parameters);
   char *keys = nullptr, *units = nullptr;
   for (int pass = 0; pass < passes; ++pass) {
     char *sorted_keys = scratch + sort.keys[pass % 2], *sorted_units = scratch + sort.units[pass % 2];
@@ -290,7 +290,7 @@ void LaunchSort(const Plan& plan, const DeviceFacts& device, cuda::Stream stream
     int shift = pass * bits;
     void* parameters[] = {
       arguments, &keys, &units, &sorted_keys, &sorted_units, &pass_counts, &published, &ticket, &shift, &bits};
-    cuda::Launch(device, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
+    cuda::Launch(device, plan.third, {sort.tiles, kSortThreads}, stream, parameters);
     keys = sorted_keys;
     units = sorted_units;
   }
@@ -426,7 +426,7 @@ class CudaScatter : public Kernel {
         plan->launch = Blocks(DivideUp(shape.elements, kWarps * tile) + plan->unit_launch.blocks);
         if (variant.small) {
           plan->first = load("scatter_small");
-          plan->launch = {1, static_cast<unsigned>(32 * DivideUp(shape.elements, 32 * variant.vector))};
+          plan->launch = {1, 32 * DivideUp(shape.elements, 32 * variant.vector)};
         }
         break;
       case ScatterForm::kFew: {

@@ -383,13 +383,11 @@ SumStage MakeStage(
   if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
   const SumPieces pieces = CutSums(group, config, int64_t{resident} * gpu.multiprocessors);
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  stage.sum_launch = {
-    static_cast<unsigned>(std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks)), static_cast<unsigned>(threads)};
+  stage.sum_launch = {std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks), threads};
   if (pieces.chunks > 1) {
     const int64_t adders = Adders(pieces);
     stage.add = cuda::Load(gpu, source, "add_chunks", cuda::Warn);
-    stage.add_launch = {
-      static_cast<unsigned>(std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks)), kThreads};
+    stage.add_launch = {std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks), kThreads};
   }
   stage.inputs = group.parameters;
   stage.outputs = group.results;

@@ -226,8 +226,7 @@ cuda::PackedKernel LoadTranspose(const TransposeShape& shape, const DeviceFacts&
   const TransposeConfig config = ConfigureTranspose(shape, device, alignment);
   if (config.blocks >= kNarrow) Fail("the output takes ", config.blocks, " blocks, more than a launch has");
   const cuda::Function kernel = cuda::Load(device, TransposeSource(config), TransposeName(config), cuda::Warn);
-  return {kernel, {static_cast<unsigned>(config.blocks), static_cast<unsigned>(config.threads), config.shared_bytes},
-    config.arguments};
+  return {kernel, {config.blocks, config.threads, config.shared_bytes}, config.arguments};
 }
 
 namespace {

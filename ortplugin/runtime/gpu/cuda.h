@@ -83,7 +83,14 @@ enum class NextStarts {
   kAtEnd,  // once this one has completed
 };
 struct LaunchShape {
-  unsigned blocks, threads;
+  LaunchShape() = default;
+  LaunchShape(int64_t grid, int64_t block, int64_t shared = 0, NextStarts next = NextStarts::kAtLaunch)
+    : blocks(static_cast<unsigned>(grid)),
+      threads(static_cast<unsigned>(block)),
+      shared_bytes(static_cast<unsigned>(shared)),
+      next_starts(next) {}
+
+  unsigned blocks = 0, threads = 0;
   unsigned shared_bytes = 0;  // of dynamic shared memory
   NextStarts next_starts = NextStarts::kAtLaunch;
 };

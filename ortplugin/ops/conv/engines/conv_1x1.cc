@@ -170,8 +170,7 @@ std::string Conv1x1Source(const Program& program, const Contraction& problem, co
 cuda::LaunchShape Conv1x1Launch(const Contraction& problem, const Conv1x1Config& config, const DeviceFacts& device) {
   const int64_t blocks_n = DivideUp(problem.filters, config.block_n);
   const int64_t most = std::max<int64_t>(1, device.multiprocessors / blocks_n);
-  return {static_cast<unsigned>(std::min(Tiles(problem), most) * blocks_n), static_cast<unsigned>(config.warps * 32),
-    static_cast<unsigned>(SharedBytes(problem, config))};
+  return {std::min(Tiles(problem), most) * blocks_n, config.warps * 32, SharedBytes(problem, config)};
 }
 
 EngineKernel MakeConv1x1(const Program& program, const Contraction& problem, const DeviceFacts& device) {

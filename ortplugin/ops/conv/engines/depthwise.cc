@@ -154,8 +154,8 @@ std::string DepthwiseSource(const Program& program, const Contraction& problem, 
 }
 
 cuda::LaunchShape DepthwiseLaunch(const Contraction& problem, const DepthwiseConfig& config) {
-  return {static_cast<unsigned>(DivideUp(Tiles(problem, config), config.tiles) * Slices(problem, config)),
-    static_cast<unsigned>(config.lanes * config.tiles), 0, cuda::NextStarts::kAtTrigger};
+  return {DivideUp(Tiles(problem, config), config.tiles) * Slices(problem, config), config.lanes * config.tiles, 0,
+    cuda::NextStarts::kAtTrigger};
 }
 
 EngineKernel MakeDepthwise(const Program& program, const Contraction& problem, const DeviceFacts& device) {

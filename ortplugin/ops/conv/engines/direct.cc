@@ -455,8 +455,8 @@ cuda::LaunchShape DirectLaunch(const DirectConfig& config, const DeviceFacts& gp
   // As many blocks as run at once, each of which makes about as many tiles.
   const int64_t at_once = std::max<int64_t>(1, int64_t{config.min_blocks} * gpu.multiprocessors / config.map_blocks);
   const int64_t rounds = DivideUp(config.tiles, at_once);
-  return {static_cast<unsigned>(DivideUp(config.tiles, rounds) * config.map_blocks),
-    static_cast<unsigned>(config.threads), 0, config.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
+  return {DivideUp(config.tiles, rounds) * config.map_blocks, config.threads, 0,
+    config.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
 }
 
 bool FitsDirect(const Program&, const Contraction& problem, const DeviceFacts&) {

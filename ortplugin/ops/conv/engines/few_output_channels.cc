@@ -171,8 +171,7 @@ std::string FewOutputChannelsSource(
 cuda::LaunchShape FewOutputChannelsLaunch(
   const Contraction& problem, const FewOutputChannelsConfig& config, const DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
-  return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
-    cuda::NextStarts::kAtTrigger};
+  return {std::min(Tiles(problem, config), most), config.warps * 32, 0, cuda::NextStarts::kAtTrigger};
 }
 
 EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem, const DeviceFacts& device) {

@@ -310,10 +310,8 @@ std::string GemmSource(
 
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const DeviceFacts& device) {
   const int64_t blocks = Tiles(problem, config.tile_m(), config.tile_n) * config.split_k;
-  return {static_cast<unsigned>(std::min<int64_t>(blocks, device.multiprocessors)),
-    static_cast<unsigned>(config.consumers * 128 + (config.take_turns ? 128 : 64)),
-    static_cast<unsigned>(
-      config.stages * StageBytes(problem, config) + StagingBytes(config) + PartsBytes(problem, config))};
+  return {std::min<int64_t>(blocks, device.multiprocessors), config.consumers * 128 + (config.take_turns ? 128 : 64),
+    config.stages * StageBytes(problem, config) + StagingBytes(config) + PartsBytes(problem, config)};
 }
 
 EngineKernel MakeGemm(const Program& program, const Contraction& given, const DeviceFacts& device) {

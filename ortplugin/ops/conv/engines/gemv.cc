@@ -66,7 +66,7 @@ std::string GemvSource(
 
 cuda::LaunchShape GemvLaunch(const Contraction& problem, const GemvConfig& config) {
   const int64_t threads = problem.filters * DivideUp(problem.batch, config.rows) * config.lanes;
-  return {static_cast<unsigned>(DivideUp(threads, config.threads)), static_cast<unsigned>(config.threads)};
+  return {DivideUp(threads, config.threads), config.threads};
 }
 
 std::optional<EngineKernel> MakeGemvNorm(

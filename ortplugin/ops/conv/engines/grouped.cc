@@ -251,9 +251,8 @@ std::optional<EngineKernel> MakeGrouped(const Program& program, const Contractio
             {"UNROLL", std::max<int64_t>(1, t.taps * t.chunk / 2)}})
        << kMmaSource << kGroupedSource;
   const int64_t most = std::max<int64_t>(1, t.min_blocks * device.multiprocessors / t.slices);
-  const cuda::LaunchShape launch{static_cast<unsigned>(t.slices * std::min(t.tiles, most)),
-    static_cast<unsigned>(t.warps_m * t.warps_n * 32), static_cast<unsigned>(t.shared_bytes),
-    cuda::NextStarts::kAtTrigger};
+  const cuda::LaunchShape launch{
+    t.slices * std::min(t.tiles, most), t.warps_m * t.warps_n * 32, t.shared_bytes, cuda::NextStarts::kAtTrigger};
   return EngineKernel{text.str(), "grouped", launch, ConvArguments(program, problem)};
 }
 

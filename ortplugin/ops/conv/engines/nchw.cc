@@ -66,7 +66,7 @@ EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, con
   constexpr int64_t kResident = 8;
   const int64_t blocks =
     std::min(DivideUp(flat.batch * Pixels(flat) / vector, int64_t{kThreads}), kResident * device.multiprocessors);
-  return {text.str(), "nchw_few", {static_cast<unsigned>(blocks), kThreads}, ConvArguments(program, flat)};
+  return {text.str(), "nchw_few", {blocks, kThreads}, ConvArguments(program, flat)};
 }
 
 bool FitsNchwGemm(const Program& program, const Contraction& problem, const DeviceFacts& device) {
@@ -106,9 +106,7 @@ EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, co
              batch = static_cast<uint64_t>(flat.batch);
   const int64_t tile_bytes = DivideUp(flat.channels, int64_t{kTileK}) * kTileK * config.tile_n * Size(flat);
   return {text.str(), "nchw_gemm",
-    {static_cast<unsigned>(Tiles(flat, config)), static_cast<unsigned>(config.consumers * 128),
-      static_cast<unsigned>(tile_bytes + config.consumers * kStagingBytes)},
-    arguments,
+    {Tiles(flat, config), config.consumers * 128, tile_bytes + config.consumers * kStagingBytes}, arguments,
     {{word, 0, {pixels, channels, batch, 1}, {pixels, channels * pixels, batch * channels * pixels}, kTileK}}};
 }
 

@@ -70,9 +70,8 @@ EngineKernel PixelShuffleKernel(const Contraction& contraction) {
        << Defines({{"VECTOR", vector}, {"PARTS", kParts}, {"THREADS", kThreads}}) << "\n"
        << kPixelShuffleSource;
   const int64_t vectors = ElementCount(contraction.result()) / vector, each = kThreads * kParts;
-  return EngineKernel{text.str(), "pixel_shuffle",
-    {static_cast<unsigned>(DivideUp(vectors, each)), static_cast<unsigned>(kThreads)},
-    ConvArguments(*contraction.program, contraction)};
+  return EngineKernel{
+    text.str(), "pixel_shuffle", {DivideUp(vectors, each), kThreads}, ConvArguments(*contraction.program, contraction)};
 }
 
 }  // namespace ortplugin

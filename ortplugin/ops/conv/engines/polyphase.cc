@@ -180,8 +180,8 @@ std::string PolyphaseSource(const Program& program, const Contraction& problem, 
 
 cuda::LaunchShape PolyphaseLaunch(
   const Contraction& problem, const PolyphaseConfig& config, const DeviceFacts& device) {
-  return {static_cast<unsigned>(Blocks(problem, config, device)), static_cast<unsigned>(config.warps * 32),
-    static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
+  return {
+    Blocks(problem, config, device), config.warps * 32, config.stages * (TileM(config) + config.tile_n) * kTileK * 2};
 }
 
 EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const DeviceFacts& device) {

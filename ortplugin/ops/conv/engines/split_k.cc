@@ -137,8 +137,7 @@ std::string SplitKSource(const Program& program, const Contraction& problem, con
 }
 
 cuda::LaunchShape SplitKLaunch(const Contraction& problem, const SplitKConfig& config) {
-  return {static_cast<unsigned>(Blocks(problem, config)), static_cast<unsigned>(config.warps * 32),
-    static_cast<unsigned>(SharedBytes(config))};
+  return {Blocks(problem, config), config.warps * 32, SharedBytes(config)};
 }
 
 EngineKernel MakeSplitK(const Program& program, const Contraction& problem, const DeviceFacts& device) {

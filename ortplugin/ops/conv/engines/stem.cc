@@ -140,8 +140,7 @@ std::string StemSource(const Program& program, const Contraction& problem, const
 
 cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
-  return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
-    cuda::NextStarts::kAtTrigger};
+  return {std::min(Tiles(problem, config), most), config.warps * 32, 0, cuda::NextStarts::kAtTrigger};
 }
 
 EngineKernel MakeStem(const Program& program, const Contraction& problem, const DeviceFacts& device) {
