@@ -2,7 +2,6 @@
 
 #include <functional>
 
-#include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "tests/native/kernel_main.h"

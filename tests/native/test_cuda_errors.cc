@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 
-#include "ortplugin/runtime/error.h"
 #include "tests/native/check.h"
 #include "tests/native/fake_cuda.h"
 

@@ -17,7 +17,6 @@
 #include "ortplugin/runtime/cudnn/cudnn.h"
 #include "ortplugin/runtime/cudnn/pointwise.h"
 #include "ortplugin/runtime/cudnn/problem.h"
-#include "ortplugin/runtime/error.h"
 #include "tests/native/check.h"
 #include "tests/native/gpus.h"
 

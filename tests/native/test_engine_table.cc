@@ -4,7 +4,6 @@
 #include <set>
 #include <string>
 
-#include "ortplugin/ops/conv/conv_plan.h"
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "ortplugin/ops/conv_grad/weight_grad.h"

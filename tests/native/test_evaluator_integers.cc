@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/half.h"
 #include "ortplugin/runtime/program/evaluator.h"
 #include "tests/native/check.h"
 #include "tests/native/evaluate.h"

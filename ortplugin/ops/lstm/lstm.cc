@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ortplugin/ops/allow_tf32.h"
-#include "ortplugin/runtime/text.h"
 #include "ortplugin/runtime/ort/choose.h"
 
 namespace ortplugin {

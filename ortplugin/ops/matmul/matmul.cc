@@ -1,9 +1,6 @@
 #include "ortplugin/ops/matmul/matmul.h"
 
-#include <algorithm>
-#include <numeric>
 
-#include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/runtime/program/operands.h"
 
 namespace ortplugin {

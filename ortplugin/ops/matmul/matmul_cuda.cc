@@ -3,9 +3,7 @@
 #include <cstddef>
 #include <optional>
 #include <string_view>
-#include <utility>
 
-#include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/matmul/matmul.h"
 #include "ortplugin/runtime/gpu/cuda.h"

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <utility>
 
 #include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/ops/conv/engines/gemv.h"

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "ortplugin/runtime/round_up.h"
-#include "ortplugin/runtime/text.h"
 #include "ortplugin/runtime/ort/choose.h"
 
 namespace ortplugin {

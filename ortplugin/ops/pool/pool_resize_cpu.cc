@@ -8,7 +8,6 @@
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/program/evaluator.h"
-#include "ortplugin/runtime/program/operand_lanes.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {

@@ -12,7 +12,6 @@
 #include "ortplugin/ops/conv/cpu/layout.h"
 #include "ortplugin/ops/conv/cpu/nchwc_conv.h"
 #include "ortplugin/runtime/ort/standard_operator.h"
-#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/program_sweep.h"
 
 namespace ortplugin {

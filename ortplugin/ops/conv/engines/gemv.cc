@@ -1,6 +1,5 @@
 #include "ortplugin/ops/conv/engines/gemv.h"
 
-#include <algorithm>
 #include <numeric>
 #include <sstream>
 
