@@ -1,6 +1,5 @@
 #include "ortplugin/ops/matmul/matmul.h"
 
-
 #include "ortplugin/runtime/program/operands.h"
 
 namespace ortplugin {
