@@ -31,12 +31,12 @@ ORTPLUGIN_INLINE float HalfToFloat(uint16_t half) {
   const int32_t denormal = BitCast<int32_t>(BitCast<float>(magnitude + (113 << 23)) - BitCast<float>(113 << 23));
   const int32_t finite = magnitude < (1 << 23) ? denormal : normal;
   const int32_t bits = magnitude >= (31 << 23) ? special : finite;
-  return BitCast<float>(static_cast<uint32_t>(bits) | static_cast<uint32_t>(half & 0x8000) << 16);
+  return BitCast<float>(uint32_t(bits) | uint32_t(half & 0x8000) << 16);
 }
 
 ORTPLUGIN_INLINE uint16_t FloatToHalf(float number) {
   const uint32_t bits = BitCast<uint32_t>(number);
-  const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffffu);
+  const int32_t magnitude = int32_t(bits & 0x7fffffffu);
   // Normal: the bias from 127 to 15, half a unit in the last place, the tie's bit. 65520 and more become infinity.
   const int32_t scaled = (magnitude - (112 << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   const int32_t normal = scaled > 0x7c00 ? 0x7c00 : scaled;
@@ -46,23 +46,23 @@ ORTPLUGIN_INLINE uint16_t FloatToHalf(float number) {
   const int32_t nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
   const int32_t finite = magnitude < (113 << 23) ? denormal : normal;
   const int32_t half = magnitude > 0x7f800000 ? nan : finite;
-  return static_cast<uint16_t>(static_cast<uint32_t>(half) | (bits >> 16 & 0x8000u));
+  return static_cast<uint16_t>(uint32_t(half) | (bits >> 16 & 0x8000u));
 }
 
-ORTPLUGIN_INLINE float BFloat16ToFloat(uint16_t number) { return BitCast<float>(static_cast<uint32_t>(number) << 16); }
+ORTPLUGIN_INLINE float BFloat16ToFloat(uint16_t number) { return BitCast<float>(uint32_t(number) << 16); }
 
 ORTPLUGIN_INLINE uint16_t FloatToBFloat16(float number) {
   const uint32_t bits = BitCast<uint32_t>(number);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const uint32_t nan = bits >> 16 | 0x40u;
-  return static_cast<uint16_t>(static_cast<int32_t>(bits & 0x7fffffffu) > 0x7f800000 ? nan : rounded);
+  return static_cast<uint16_t>(int32_t(bits & 0x7fffffffu) > 0x7f800000 ? nan : rounded);
 }
 
 // The float next to `number` towards zero, with its last bit set if that is inexact ("round to odd"): rounding it
 // further to a 16-bit type gives what rounding `number` at once would.
 ORTPLUGIN_INLINE float RoundToOdd(double number) {
-  const float nearest = static_cast<float>(number);
-  const double back = static_cast<double>(nearest);
+  const float nearest = float(number);
+  const double back = double(nearest);
   const uint32_t bits = BitCast<uint32_t>(nearest);
   const bool beyond = (back < 0 ? -back : back) > (number < 0 ? -number : number);
   const uint32_t odd = (beyond ? bits - 1 : bits) | 1u;

@@ -22,7 +22,7 @@ int64_t ReadHostMemory() {
   struct sysinfo machine{};
   if (sysinfo(&machine) == 0) {
     const unsigned __int128 all = static_cast<unsigned __int128>(machine.totalram) + machine.totalswap;
-    bytes = static_cast<uint64_t>(std::min<unsigned __int128>(all * machine.mem_unit, kMost));
+    bytes = uint64_t(std::min<unsigned __int128>(all * machine.mem_unit, kMost));
   }
   for (const char* limit : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     uint64_t most = 0;  // the file may say "max"
@@ -36,7 +36,7 @@ int64_t ReadHostMemory() {
       Fail(kLimitVariable, " is ", Quoted(text), "; it must be a number of bytes");
     bytes = std::min(bytes, most);
   }
-  return static_cast<int64_t>(bytes);
+  return int64_t(bytes);
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ void* AllocateHostMemory(size_t count, size_t element_bytes) {
   if (__builtin_mul_overflow(count, element_bytes, &bytes))
     Fail("an intermediate result of ", count, " elements is more than any memory holds");
   if (bytes > HostMemory()) CheckHostMemory("an intermediate result", bytes);
-  void* memory = std::malloc(std::max<size_t>(1, static_cast<size_t>(bytes)));
+  void* memory = std::malloc(std::max<size_t>(1, size_t(bytes)));
   if (memory == nullptr)
     Fail("out of memory: ", bytes, " bytes for an intermediate result could not be had; use a smaller batch");
   return memory;

@@ -20,12 +20,12 @@ bool PutFloating(ortplugin::DType dtype, Number number, unsigned char* element) 
     std::memcpy(element, &value, sizeof(value));
     return true;
   };
-  const auto rounded = [&] { return static_cast<float>(ortplugin::RoundTo(dtype, static_cast<double>(number))); };
+  const auto rounded = [&] { return float(ortplugin::RoundTo(dtype, double(number))); };
   switch (dtype) {
     case DType::kFloat16: return put(ortplugin::FloatToHalf(rounded()));
     case DType::kBFloat16: return put(ortplugin::FloatToBFloat16(rounded()));
-    case DType::kFloat: return put(static_cast<float>(number));
-    case DType::kDouble: return put(static_cast<double>(number));
+    case DType::kFloat: return put(float(number));
+    case DType::kDouble: return put(double(number));
     case DType::kBool: return put(static_cast<uint8_t>(number != 0));
     default: return false;
   }

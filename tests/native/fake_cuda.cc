@@ -61,9 +61,9 @@ DRIVER Result cuDeviceGetAttribute(int* value, Attribute which, int) {
     {39, gpu.threads_per_multiprocessor}, {75, gpu.major}, {76, gpu.minor}, {81, gpu.shared_per_multiprocessor},
     {82, gpu.registers_per_multiprocessor}, {97, gpu.shared_per_block}, {106, gpu.blocks_per_multiprocessor},
     {111, gpu.reserved_shared_per_block}};
-  const auto figure = figures.find(static_cast<int>(which));
+  const auto figure = figures.find(int(which));
   if (figure == figures.end()) return 1;
-  *value = static_cast<int>(figure->second);
+  *value = int(figure->second);
   return 0;
 }
 DRIVER Result cuDevicePrimaryCtxRetain(Context* context, int) { return *context = nullptr, 0; }

@@ -7,7 +7,7 @@
 using namespace ortplugin;
 
 int main() {
-#define LIMIT(Name, value, ...) std::printf("engines %s %.17g\n", #Name, static_cast<double>(engine_limits::Name));
+#define LIMIT(Name, value, ...) std::printf("engines %s %.17g\n", #Name, double(engine_limits::Name));
 #include "ortplugin/target/engines.def"
 #undef LIMIT
   for (const test::Gpu& gpu : test::kGpus) {
@@ -16,8 +16,7 @@ int main() {
     std::printf(
       "%s %d.%d%s\n", target->name, target->major, target->minor, target == &DefaultTarget() ? " default" : "");
 #define TARGET(...)
-#define LIMIT(Name, value, ...) \
-  std::printf("%s %s %.17g\n", target->name, #Name, static_cast<double>(target->limits.Name));
+#define LIMIT(Name, value, ...) std::printf("%s %s %.17g\n", target->name, #Name, double(target->limits.Name));
 #include "ortplugin/target/h200.def"
 #undef LIMIT
 #undef TARGET

@@ -14,7 +14,7 @@ class Random {
     state_ ^= state_ << 17;
     return state_;
   }
-  size_t operator()(size_t below) { return static_cast<size_t>((*this)() >> 11) % below; }
+  size_t operator()(size_t below) { return size_t((*this)() >> 11) % below; }
 
  private:
   uint64_t state_ = 0x9e3779b97f4a7c15;

@@ -43,7 +43,7 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
     const std::string numbers = Joined("chunk ", config.tile_k, " group ", config.tile_n, " slice ", config.block_n,
       " stages ", config.stages, " shared ", config.dynamic_tiles, " early ", config.prefetches_operands);
     const std::string variant = CheckCompiles(device, source, "conv_1x1", problem, launch, numbers);
-    CHECK(launch.blocks <= static_cast<unsigned>(device.multiprocessors));
+    CHECK(launch.blocks <= unsigned(device.multiprocessors));
     // Weights are read early where they are constant; else nothing is but the table of launches.
     const std::string prefetches_operands = BeforeWait(source, "^(ld.volatile|atom.*cas)");
     CHECK_WITH(prefetches_operands.empty() == !problem.constant_weights, variant + prefetches_operands);

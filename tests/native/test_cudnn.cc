@@ -47,8 +47,7 @@ std::string MessageInChild(const char* path) {
   close(ends[1]);
   std::string message;
   char buffer[512];
-  for (ssize_t count; (count = read(ends[0], buffer, sizeof buffer)) > 0;)
-    message.append(buffer, static_cast<size_t>(count));
+  for (ssize_t count; (count = read(ends[0], buffer, sizeof buffer)) > 0;) message.append(buffer, size_t(count));
   close(ends[0]);
   int status = -1;
   waitpid(child, &status, 0);
@@ -330,7 +329,7 @@ std::string Shown(const PointwiseGraph& graph) {
     }
   };
   for (const PointwiseNode& node : graph.nodes) {
-    text += (text.empty() ? "" : " ") + std::to_string(static_cast<int>(node.mode)) + "(" + show(node.x);
+    text += (text.empty() ? "" : " ") + std::to_string(int(node.mode)) + "(" + show(node.x);
     if (node.b.kind != Kind::kNone) text += "," + show(node.b);
     if (node.t.kind != Kind::kNone) text += ";" + show(node.t);
     for (const auto& [name, number] : node.attributes)

@@ -86,17 +86,17 @@ void CheckHalves() {
     const auto half = static_cast<uint16_t>(bits);
     const float value = HalfToFloat(half);
     const double expected = HalfByDefinition(bits);
-    CHECK(Same(static_cast<double>(value), expected));
+    CHECK(Same(double(value), expected));
     const uint16_t back = FloatToHalf(value);
     CHECK(std::isnan(value) ? back == (half | 0x200) : back == half);
     if ((bits & 0x7fff) >= 0x7c00) continue;
     const double next = (bits & 0x7fff) == 0x7bff ? std::copysign(65536, expected) : HalfByDefinition(bits + 1);
-    const auto middle = static_cast<float>((expected + next) / 2);
+    const auto middle = float((expected + next) / 2);
     CHECK(FloatToHalf(middle) == (bits & 1 ? bits + 1 : bits));
     CHECK(FloatToHalf(std::nextafter(middle, value)) == bits);
-    CHECK(FloatToHalf(std::nextafter(middle, static_cast<float>(next) * 2)) == bits + 1);
+    CHECK(FloatToHalf(std::nextafter(middle, float(next) * 2)) == bits + 1);
     // From double at once: a little off the middle that a float cannot hold.
-    const double wide = static_cast<double>(middle);
+    const double wide = double(middle);
     CHECK(RoundTo(DType::kFloat16, std::nextafter(wide, expected)) == expected);
     CHECK(RoundTo(DType::kFloat16, std::nextafter(wide, next * 2)) == HalfByDefinition(bits + 1));
   }
@@ -352,8 +352,8 @@ Real Ulp(DType dtype, Real exact) {
 }
 
 double RoundReal(DType dtype, Real number) {
-  if (dtype == DType::kFloat) return static_cast<double>(static_cast<float>(number));
-  return RoundTo(dtype, static_cast<double>(number));
+  if (dtype == DType::kFloat) return double(float(number));
+  return RoundTo(dtype, double(number));
 }
 
 // Is `got` a rounding of something within `ulps` of `exact`?
@@ -404,7 +404,7 @@ void CheckReference(const Reference& reference, const char* name, const Numbers&
     const Real extra = HasTail(reference.call) ? TailRoom(dtype, left[i]) : 0;
     CHECK_WITH(Close(DTypeOf(result), got[i], exact, std::fmin(ulps, Real(1e6)), extra),
       std::string(name) + " " + reference.call + " of " + Text(left[i]) + ", " + Text(right[i]) + " is " +
-        Text(got[i]) + ", not " + Text(static_cast<double>(exact)));
+        Text(got[i]) + ", not " + Text(double(exact)));
   }
 }
 
@@ -493,7 +493,7 @@ void CheckDense(const Reference& reference) {
   while (bits < uint64_t{1} << 32) {
     size_t count = 0;
     for (; count < kBlock && bits < uint64_t{1} << 32; ++count, bits += SAMPLE_STRIDE) {
-      a[count] = BitCast<float>(static_cast<uint32_t>(bits));
+      a[count] = BitCast<float>(uint32_t(bits));
     }
     evaluator.Run(workspace, count);
     for (size_t i = 0; i < count; ++i) {
@@ -504,13 +504,12 @@ void CheckDense(const Reference& reference) {
       if (std::isnan(expected) || std::isnan(y[i])) {
         special &= std::isnan(expected) == std::isnan(y[i]);
       } else if (std::isinf(y[i])) {
-        special &= Same(static_cast<double>(static_cast<float>(expected)), static_cast<double>(y[i])) ||
-          std::fabs(expected) > static_cast<Real>(3.4028234e38);
+        special &= Same(double(float(expected)), double(y[i])) || std::fabs(expected) > static_cast<Real>(3.4028234e38);
       } else {
         const Real difference = std::fabs(static_cast<Real>(y[i]) - expected);
         const Real extra = HasTail(call) ? TailRoom(DType::kFloat, static_cast<Real>(x)) : 0;
-        const auto error = static_cast<double>(std::fmax(difference - extra, Real(0)) / Ulp(DType::kFloat, expected));
-        close &= error <= static_cast<double>(Allowed(reference, static_cast<Real>(x), expected));
+        const auto error = double(std::fmax(difference - extra, Real(0)) / Ulp(DType::kFloat, expected));
+        close &= error <= double(Allowed(reference, static_cast<Real>(x), expected));
         if (error > worst) {
           worst = error;
           where = x;
@@ -518,10 +517,10 @@ void CheckDense(const Reference& reference) {
       }
     }
   }
-  std::printf("%-30s %6.3f ulp at %.9g\n", call.c_str(), worst, static_cast<double>(where));
+  std::printf("%-30s %6.3f ulp at %.9g\n", call.c_str(), worst, double(where));
   CHECK_WITH(same, call);
   CHECK_WITH(special, call);
-  CHECK_WITH(close, call + ": " + Text(worst) + " ulp at " + Text(static_cast<double>(where)));
+  CHECK_WITH(close, call + ": " + Text(worst) + " ulp at " + Text(double(where)));
 }
 
 // 1 + Erf(a / 1.414) is computed at once, and Erf itself as ever where something else reads it.
@@ -533,7 +532,7 @@ void CheckOnePlusErf() {
   const Numbers y = Evaluate(scaled, {a})[0], erf = Evaluate("(float a) => (float y) { y = Erf(a) }", {a})[0];
   const auto both = Evaluate("(float a) => (float e, float y) { e = Erf(a) y = Add(e, 1) }", {a});
   for (size_t i = 0; i < a.size(); ++i) {
-    CHECK(Same(y[i], static_cast<double>(lane::OnePlusErf(static_cast<float>(a[i])))));
+    CHECK(Same(y[i], double(lane::OnePlusErf(float(a[i])))));
     CHECK(std::isnan(a[i]) ? std::isnan(y[i]) : y[i] >= 0 && y[i] <= 2);
     CHECK(Same(both[0][i], erf[i]));
     for (const double error : {y[i] - std::erfc(a[i] * -0.70710678118654752), both[1][i] - (1 + erf[i])})
@@ -554,18 +553,18 @@ void CheckRemainders() {
   for (int round = 0; round < 2000; ++round) {
     for (size_t i = 0; i < kBlock; ++i) {
       state = state * 6364136223846793005u + 1442695040888963407u;
-      b[i] = BitCast<float>(static_cast<uint32_t>(state >> 32));
-      a[i] = BitCast<float>(static_cast<uint32_t>(state >> 7));
+      b[i] = BitCast<float>(uint32_t(state >> 32));
+      a[i] = BitCast<float>(uint32_t(state >> 7));
       // Most blocks have no quotient that is too large for the fast way.
       if (round % 8 != 0) {
         b[i] = 1 + std::fmod(std::fabs(b[i]), 100.0f);
         if (!std::isfinite(b[i])) b[i] = 3;
-        a[i] = std::nextafter(b[i] * static_cast<float>(state >> 50), state & 1 ? 0.0f : 1e30f);
+        a[i] = std::nextafter(b[i] * float(state >> 50), state & 1 ? 0.0f : 1e30f);
       }
     }
     evaluator.Run(workspace, kBlock);
     for (size_t i = 0; i < kBlock; ++i) {
-      wrong += Same(static_cast<double>(y[i]), static_cast<double>(std::fmod(a[i], b[i]))) ? 0 : 1;
+      wrong += Same(double(y[i]), double(std::fmod(a[i], b[i]))) ? 0 : 1;
     }
   }
   CHECK_WITH(wrong == 0, std::to_string(wrong) + " remainders are wrong");
@@ -584,10 +583,10 @@ template <typename T>
 void CheckReductions(DType dtype, long double unit) {
   for (const size_t count : {0, 1, 3, 31, 32, 33, 511, 512, 513, 5000}) {
     std::vector<T> lanes(count), scaled(count);
-    for (size_t i = 0; i < count; ++i) lanes[i] = static_cast<T>(1000 + std::sin(static_cast<double>(i)));
+    for (size_t i = 0; i < count; ++i) lanes[i] = static_cast<T>(1000 + std::sin(double(i)));
     long double sum = 0, squares = 0;
     for (const T x : lanes) sum += x;
-    const double mean = count == 0 ? 0 : static_cast<double>(static_cast<T>(sum / static_cast<long double>(count)));
+    const double mean = count == 0 ? 0 : double(static_cast<T>(sum / static_cast<long double>(count)));
     for (const T x : lanes) squares += (x - static_cast<long double>(mean)) * (x - static_cast<long double>(mean));
     CHECK(std::fabs(SumLanes(dtype, lanes.data(), count) - sum) <= 32 * unit * sum);
     CHECK(std::fabs(SumSquaredDeviations(dtype, lanes.data(), mean, count) - squares) <= 64 * unit * squares);

@@ -29,7 +29,7 @@ constexpr DType kIntegers[] = {DType::kInt8, DType::kInt16, DType::kInt32, DType
 constexpr DType kAll[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble, DType::kBool, DType::kInt8,
   DType::kInt16, DType::kInt32, DType::kInt64, DType::kUInt8, DType::kUInt16, DType::kUInt32, DType::kUInt64};
 
-int Bits(DType dtype) { return static_cast<int>(8 * SizeOf(dtype)); }
+int Bits(DType dtype) { return int(8 * SizeOf(dtype)); }
 Wide Lowest(DType dtype) { return IsSigned(dtype) ? -(Wide{1} << (Bits(dtype) - 1)) : Wide{0}; }
 Wide Highest(DType dtype) { return (Wide{1} << (Bits(dtype) - (IsSigned(dtype) ? 1 : 0))) - 1; }
 
@@ -65,7 +65,7 @@ Real CastTo(DType dtype, Real value) {
 // One element of a tensor, of a value that the dtype has.
 void PutElement(DType dtype, Real value, unsigned char* element) {
   if (test::PutFloating(dtype, value, element)) return;
-  const auto bits = static_cast<uint64_t>(static_cast<Wide>(value));
+  const auto bits = uint64_t(static_cast<Wide>(value));
   std::memcpy(element, &bits, SizeOf(dtype));
 }
 
@@ -249,7 +249,7 @@ void CheckOperators() {
     // Literals of all 64 bits.
     for (const Wide literal : {Lowest(dtype), Highest(dtype), Highest(dtype) - 1}) {
       const bool negative = literal < 0;
-      const std::string digits = std::to_string(static_cast<uint64_t>(negative ? -literal : literal));
+      const std::string digits = std::to_string(uint64_t(negative ? -literal : literal));
       const std::string text = ProgramOf(dtype, "BitwiseXor(a, " + (negative ? "-" + digits : digits) + ")", dtype);
       CHECK_WITH(Evaluate(text, {{0, 1}}) == (Reals{static_cast<Real>(literal), static_cast<Real>(literal ^ 1)}), text);
     }
@@ -328,8 +328,8 @@ Reals ValuesOf(DType dtype) {
     }
     for (const Real edge : {static_cast<Real>(Highest(integer)), static_cast<Real>(Highest(integer)) + 1}) {
       for (const double near : {0.0, std::numeric_limits<double>::infinity()}) {
-        candidates.push_back(static_cast<Real>(std::nextafter(static_cast<double>(edge), near)));
-        candidates.push_back(static_cast<Real>(std::nextafter(static_cast<float>(edge), static_cast<float>(near))));
+        candidates.push_back(static_cast<Real>(std::nextafter(double(edge), near)));
+        candidates.push_back(static_cast<Real>(std::nextafter(float(edge), float(near))));
       }
     }
   }

@@ -136,7 +136,7 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
       CHECK_WITH(config && config->cluster * config->tile_n == filters, ToString(problem.result()));
       wide = std::max(wide, config->cluster);
       const EngineKernel kernel = MakeGemmNorm(program, problem, *config, tail, device);
-      CHECK(kernel.launch.blocks <= static_cast<unsigned>(device.multiprocessors) && config->stages >= 3);
+      CHECK(kernel.launch.blocks <= unsigned(device.multiprocessors) && config->stages >= 3);
       if (!TakesTurn(Joined("norm ", config->cluster, " ", config->consumers), 7)) continue;
       const std::string variant = CheckCompiles(device, kernel.source, "gemm", problem, kernel.launch, "norm");
       CHECK_WITH(

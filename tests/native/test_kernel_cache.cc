@@ -431,8 +431,8 @@ void ThreadsCompileOnce() {
         std::this_thread::sleep_for(milliseconds(20));
         return CodeOf(key);
       };
-      got[static_cast<size_t>(i)] = CachedKernel(key, compile, WarnFromThread);
-      if (*got[static_cast<size_t>(i)] == CodeOf(key)) right++;
+      got[size_t(i)] = CachedKernel(key, compile, WarnFromThread);
+      if (*got[size_t(i)] == CodeOf(key)) right++;
     });
     CHECK(compiled == kKeys);
     CHECK(right == kThreads);

@@ -23,7 +23,7 @@ NormProgram Read(const Case& test_case) {
   NormProgram norm = NormProgram::Parse(test_case.program);
   std::vector<int64_t> order;
   if (!test_case.ordered.empty())
-    for (int64_t row = test_case.inputs[static_cast<size_t>(test_case.ordered[0])][1]; row-- > 0;) order.push_back(row);
+    for (int64_t row = test_case.inputs[size_t(test_case.ordered[0])][1]; row-- > 0;) order.push_back(row);
   norm.SetOrder(test_case.ordered, order, test_case.image);
   return norm;
 }

@@ -39,7 +39,7 @@ void TestAxes() {
 // common.cuh's quotient().
 uint64_t Quotient(uint64_t index, uint64_t multiplier, uint64_t shift, bool wide) {
   const int bits = wide ? 64 : 32;
-  const auto high = static_cast<uint64_t>(static_cast<unsigned __int128>(index) * multiplier >> bits);
+  const auto high = uint64_t(static_cast<unsigned __int128>(index) * multiplier >> bits);
   return (high + index) >> shift;
 }
 
@@ -53,7 +53,7 @@ void TestDivision() {
     for (const uint64_t divisor : divisors) {
       if (divisor >= end) continue;
       // The second axis is what the index is divided by.
-      const Axes axes{{2, static_cast<int64_t>(divisor)}, {{1, 0}}};
+      const Axes axes{{2, int64_t(divisor)}, {{1, 0}}};
       const std::vector<uint64_t> numbers = IndexMap("i", axes, 1, {0}, wide).Numbers();
       CHECK(numbers.size() == 4);  // a divider, a term
       const auto check = [&](uint64_t index) {
@@ -122,7 +122,7 @@ class Interpreter {
 
 void TestOffsets() {
   std::mt19937 random(2);
-  const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
+  const auto below = [&](size_t n) { return size_t(random() % n); };
   for (int round = 0; round < 300; ++round) {
     Shape full(1 + below(5));
     for (int64_t& size : full) size = std::vector<int64_t>{1, 2, 3, 4, 8, 12}[below(6)];
@@ -141,8 +141,8 @@ void TestOffsets() {
     const IndexMap map("i", axes, unit, tensors, wide);
     const Interpreter interpreter(map, wide);
     const int64_t count = ElementCount(full);
-    for (int64_t index = 0; index < count / unit; index += 1 + static_cast<int64_t>(below(3))) {
-      const auto values = interpreter.Run(static_cast<uint64_t>(index));
+    for (int64_t index = 0; index < count / unit; index += 1 + int64_t(below(3))) {
+      const auto values = interpreter.Run(uint64_t(index));
       for (const size_t tensor : tensors) {
         int64_t wanted = 0, stride = 1, rest = index * unit;
         for (size_t axis = full.size(); axis-- > 0; rest /= full[axis]) {
@@ -152,7 +152,7 @@ void TestOffsets() {
           wanted += (size == 1 ? 0 : rest % full[axis]) * stride;
           stride *= size;
         }
-        CHECK_WITH(values.at(map.OffsetOf(tensor)) == static_cast<uint64_t>(wanted),
+        CHECK_WITH(values.at(map.OffsetOf(tensor)) == uint64_t(wanted),
           ToString(shapes[tensor]) + " in " + ToString(full) + " at " + std::to_string(index * unit));
       }
     }

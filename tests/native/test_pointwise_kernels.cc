@@ -34,7 +34,7 @@ std::string Chain(const std::string& dtype, const std::vector<std::string>& oper
   std::string value = "x";
   for (int i = 0; i < length; ++i) {
     const std::string next = i + 1 == length ? "y" : "v" + std::to_string(i);
-    text += " " + next + " = " + operators[static_cast<size_t>(i) % operators.size()] + "(" + value + ")";
+    text += " " + next + " = " + operators[size_t(i) % operators.size()] + "(" + value + ")";
     value = next;
   }
   return text + " }";

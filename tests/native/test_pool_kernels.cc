@@ -51,7 +51,7 @@ std::vector<Case> Cases(const DeviceFacts& gpu) {
       config.cluster, gpu.has_clusters() ? cluster : 1});
   };
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble}) {
-    const int most = 16 / static_cast<int>(SizeOf(dtype));
+    const int most = 16 / int(SizeOf(dtype));
     pool("stem", Windows(true, true, {3, 3}, {2, 2}, 1), {8, 112, 112, 64}, dtype, most);
     pool("halves", Windows(false, true, {2, 2}, {2, 2}, 0), {8, 56, 56, 128}, dtype, most);
     pool("padded average", Windows(false, true, {3, 3}, {1, 1}, 1), {8, 35, 35, 192}, dtype, most);
@@ -63,7 +63,7 @@ std::vector<Case> Cases(const DeviceFacts& gpu) {
     pool("no pixels, channels first", Global(true, false), {2, 5, 7, 0}, dtype, most);
   }
   for (const DType dtype : {DType::kFloat16, DType::kInt8, DType::kUInt8}) {
-    const int most = 16 / static_cast<int>(SizeOf(dtype));
+    const int most = 16 / int(SizeOf(dtype));
     pool("bytes", Windows(true, true, {2, 2}, {2, 2}, 0), {8, 56, 56, 128}, dtype, most);
     pool("largest", Global(true, true), {8, 112, 112, 32}, dtype, most, false, 8);
     pool("largest, channels first", Global(true, false), {64, 3, 61, 67}, dtype, 1);
@@ -90,7 +90,7 @@ std::vector<Case> Cases(const DeviceFacts& gpu) {
       config.threads, config.vector, vector, config.wide, wide, config.blocks, 1, 1});
   };
   for (const DType dtype : {DType::kFloat16, DType::kFloat, DType::kDouble}) {
-    const int most = 16 / static_cast<int>(SizeOf(dtype));
+    const int most = 16 / int(SizeOf(dtype));
     const Coordinates half = Coordinates::kHalfPixel;
     resize("twice", true, true, half, {4, 56, 56, 64}, {112, 112}, dtype, most);
     resize("twice, channels first", true, false, half, {4, 64, 56, 56}, {112, 112}, dtype, std::min(most, 4));

@@ -43,7 +43,7 @@ void TestGoodPrograms() {
     residual.dtype == DType::kFloat16);
   const Statement& norm = program.statements()[1];
   CHECK(norm.op == Op::kLayerNormalization && norm.attributes[0] == -1);
-  CHECK(norm.attributes[1] == static_cast<double>(1e-12f));  // attributes are ONNX's floats
+  CHECK(norm.attributes[1] == double(1e-12f));  // attributes are ONNX's floats
   CHECK(program.value(norm.result).kind == Value::Kind::kResult && program.value(norm.result).index == 1);
   CHECK(program.results()[0] == program.statements()[3].result);
   CHECK(program.results()[1] == program.statements()[0].result);
@@ -253,7 +253,7 @@ void TestMutations() {
         if (!IsCore(program.statements()[i].op)) pointwise.push_back(i);
       }
       const std::string cuda = EmitCuda(program, pointwise, "  ");
-      CHECK(static_cast<size_t>(std::count(cuda.begin(), cuda.end(), '\n')) == pointwise.size());
+      CHECK(size_t(std::count(cuda.begin(), cuda.end(), '\n')) == pointwise.size());
       CHECK_WITH(EmitCuda(again, pointwise, "  ") == cuda, text);  // of which the bits of numbers are part
       const Evaluator evaluator(program, pointwise);
       Evaluator::Workspace workspace(evaluator);

@@ -53,7 +53,7 @@ std::string LackingOf(const std::string& architecture, const std::string& log) {
 
 // In every form that the problem can take, in place and out of place; or once in each, in place.
 void CompileAll(const std::string& architecture, Problem problem, ort::ElementType type, bool thoroughly = true) {
-  const std::string reduction = std::to_string(static_cast<int>(problem.attributes.reduction));
+  const std::string reduction = std::to_string(int(problem.attributes.reduction));
   const std::string name = problem.name;
   const bool is_slice = name == "slice" && architecture == "sm_120";
   if (!is_slice && !test::IsTaken(architecture, name + " " + NameOfOrt(type) + " " + reduction, 36)) return;
@@ -75,9 +75,9 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
           const std::string source = ScatterSource(attributes, type, variant);
           if (!compiled.insert(source).second) continue;
           const std::string text = test::Joined(architecture, " ", problem.name, " ", NameOfOrt(type), " reduction ",
-            static_cast<int>(attributes.reduction), " form ", static_cast<int>(choice.form), " owned ", choice.owned,
-            choice.collects, " atomic ", choice.atomic, " vector ", variant.vector, " whole ", variant.whole,
-            " narrow ", variant.narrow, " wide ", variant.wide);
+            int(attributes.reduction), " form ", int(choice.form), " owned ", choice.owned, choice.collects, " atomic ",
+            choice.atomic, " vector ", variant.vector, " whole ", variant.whole, " narrow ", variant.narrow, " wide ",
+            variant.wide);
           test::Compiled kernels(source, architecture);
           kernels.CheckRegisters(text);
           const std::string lacking = LackingOf(architecture, kernels.log());

@@ -10,14 +10,14 @@ constexpr const char* kWords[] = {"auto", "own", "fused", "split", "shuffle"};  
 }  // namespace
 
 std::string ConvAlgorithm::ToString() const {
-  return kWords[static_cast<size_t>(kind)] + (plan ? ":" + plan->ToString() : std::string());
+  return kWords[size_t(kind)] + (plan ? ":" + plan->ToString() : std::string());
 }
 
 ConvAlgorithm ConvAlgorithm::Parse(const std::string& text) {
   const size_t colon = text.find(':');
   const std::string word = text.substr(0, colon);
   for (const Kind kind : {Kind::kAuto, Kind::kOwn, Kind::kFused, Kind::kSplit, Kind::kShuffle}) {
-    if (word != kWords[static_cast<size_t>(kind)]) continue;
+    if (word != kWords[size_t(kind)]) continue;
     if (colon == std::string::npos) return {kind, std::nullopt};
     if (kind == Kind::kAuto || kind == Kind::kOwn) break;
     try {

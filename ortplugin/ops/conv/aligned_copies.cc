@@ -19,7 +19,7 @@ void AlignedCopies::Add(size_t tensor, DType dtype, const Shape& shape, const De
   if (ElementCount(shape) == 0) return;
   const std::string name = NameOf(dtype);
   const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
-  const size_t bytes = ScratchBytes(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
+  const size_t bytes = ScratchBytes(size_t(ElementCount(shape)) * SizeOf(dtype));
   copies_.push_back({tensor, bytes, PlanPointwise(copy, FitPointwise(copy, {shape}), device, 1)});
   bytes_ += bytes;
 }

@@ -149,7 +149,7 @@ void ConvPlanner::Split(const Contraction& contraction, ConvPlan* plan) const {
   for (size_t r = contraction.program->results().size(); r-- > 0;)
     if (ResultType(*contraction.program, r) == contraction.dtype()) plan->value_result = r;
   if (!plan->value_result)
-    plan->value_bytes = ScratchBytes(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(contraction.dtype()));
+    plan->value_bytes = ScratchBytes(size_t(ElementCount(plan->shape)) * SizeOf(contraction.dtype()));
   plan->is_split = !IsIdentity(*contraction.program);
   if (!plan->is_split) return;
   Shapes shapes{plan->shape};
@@ -162,12 +162,12 @@ void ConvPlanner::Split(const Contraction& contraction, ConvPlan* plan) const {
 void ConvPlanner::AddTransposition(
   size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, ConvPlan* plan) const {
   constexpr int kAlignment = 16;  // of scratch memory, and of tensors, which are copied where they lie elsewhere
-  const auto size = static_cast<int64_t>(SizeOf(dtype));
+  const auto size = int64_t(SizeOf(dtype));
   const Shape whole{INT64_MAX, INT64_MAX, INT64_MAX};
   const TransposeShape shape =
     FitTranspose({{0, 2, 1}, {0, 0, 0}, whole}, {count / rows / columns, rows, columns}, size);
   plan->transpositions.push_back(
-    {tensor, ScratchBytes(static_cast<size_t>(count * size)), LoadTranspose(shape, device_, kAlignment)});
+    {tensor, ScratchBytes(size_t(count * size)), LoadTranspose(shape, device_, kAlignment)});
 }
 
 // Once for each node.

@@ -283,8 +283,8 @@ template <typename T>
 void Transpose(const T* from, int64_t batch, int64_t rows, int64_t columns, T* to, const ParallelFor& parallel_for) {
   constexpr int64_t kTile = 32;
   const int64_t strips = (rows + kTile - 1) / kTile;
-  parallel_for(static_cast<size_t>(batch * strips), [&](size_t task) {
-    const int64_t matrix = static_cast<int64_t>(task) / strips, top = static_cast<int64_t>(task) % strips * kTile;
+  parallel_for(size_t(batch * strips), [&](size_t task) {
+    const int64_t matrix = int64_t(task) / strips, top = int64_t(task) % strips * kTile;
     const T* source = from + matrix * rows * columns;
     T* target = to + matrix * rows * columns;
     for (int64_t left = 0; left < columns; left += kTile)
@@ -304,8 +304,8 @@ class Lanes {
     const int64_t count = Product(shape, 0, shape.size());
     const T* lanes = static_cast<const T*>(elements);
     if (SizeOf(dtype) != sizeof(T)) {
-      converted_.resize(static_cast<size_t>(count));
-      const auto size = static_cast<size_t>(count);
+      converted_.resize(size_t(count));
+      const auto size = size_t(count);
       parallel_for((size + kChunk - 1) / kChunk, [&](size_t task) {
         const size_t first = task * kChunk;
         LoadLanes(dtype, static_cast<const char*>(elements) + first * SizeOf(dtype), std::min(kChunk, size - first),
@@ -315,7 +315,7 @@ class Lanes {
     }
     const int64_t channels = shape.back(), spatial = Product(shape, 1, shape.size() - 1);
     if (channels_last && channels > 1 && spatial > 1) {
-      transposed_.resize(static_cast<size_t>(count));
+      transposed_.resize(size_t(count));
       Transpose(lanes, shape[0], spatial, channels, transposed_.data(), parallel_for);
       lanes = transposed_.data();
     }
@@ -332,7 +332,7 @@ class Lanes {
 template <typename T>
 void Store(const T* lanes, DType dtype, const Shape& shape, bool channels_last, void* elements,
   const ParallelFor& parallel_for) {
-  const auto count = static_cast<size_t>(Product(shape, 0, shape.size()));
+  const auto count = size_t(Product(shape, 0, shape.size()));
   HostVector<T> transposed;
   const int64_t channels = shape.back(), spatial = Product(shape, 1, shape.size() - 1);
   if (channels_last && channels > 1 && spatial > 1) {
@@ -348,7 +348,7 @@ void Store(const T* lanes, DType dtype, const Shape& shape, bool channels_last, 
       StoreLanes(dtype, lanes + first, size, target);
     } else {
       std::vector<float> narrow(size);
-      for (size_t i = 0; i < size; ++i) narrow[i] = static_cast<float>(lanes[first + i]);
+      for (size_t i = 0; i < size; ++i) narrow[i] = float(lanes[first + i]);
       StoreLanes(dtype, narrow.data(), size, target);
     }
   });
@@ -386,7 +386,7 @@ class CpuConvGrad : public Kernel {
     const void* z = arguments[0].data;
     std::vector<void*> results;
     if (node_.stores_z()) {
-      if (!node_.wants_z) memory.resize(static_cast<size_t>(ElementCount(shape.z)) * SizeOf(node_.dtype()));
+      if (!node_.wants_z) memory.resize(size_t(ElementCount(shape.z)) * SizeOf(node_.dtype()));
       results.push_back(node_.wants_z ? run.output(next++, shape.z, SizeOf(node_.dtype())) : memory.data());
       z = results[0];
     }
@@ -429,7 +429,7 @@ class CpuConvGrad : public Kernel {
     const Lanes<T> gradient(node_.dtype(), z, shape.z, last, parallel_for);
     if (dx != nullptr) {
       const Lanes<T> weight(node_.dtype(), w, shape.w, last, parallel_for);
-      HostVector<T> made(static_cast<size_t>(ElementCount(shape.x)));
+      HostVector<T> made(size_t(ElementCount(shape.x)));
       if (node_.transposed) {
         Forward(contraction, gradient.data(), weight.data(), made.data(), parallel_for);
       } else {
@@ -439,7 +439,7 @@ class CpuConvGrad : public Kernel {
     }
     if (dw != nullptr) {
       const Lanes<T> data(node_.dtype(), x, shape.x, last, parallel_for);
-      HostVector<double> made(static_cast<size_t>(ElementCount(shape.w)));
+      HostVector<double> made(size_t(ElementCount(shape.w)));
       const T* small = node_.transposed ? data.data() : gradient.data();
       const T* large = node_.transposed ? gradient.data() : data.data();
       WeightGradient(contraction, small, large, made.data(), parallel_for);

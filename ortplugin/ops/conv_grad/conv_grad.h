@@ -34,7 +34,7 @@ struct GradNode {
 
   size_t rank() const { return kernel.size(); }
   DType dtype() const { return program.value(program.results()[0]).dtype; }  // T
-  size_t operands() const { return static_cast<size_t>(has_x) + static_cast<size_t>(has_w); }  // before the program's
+  size_t operands() const { return size_t(has_x) + size_t(has_w); }  // before the program's
   size_t gradients() const;  // among the outputs
   // dZ is the program's parameter itself, and need not be written.
   bool is_identity() const { return program.statements().empty() && program.parameters().size() == 1 && !wants_z; }

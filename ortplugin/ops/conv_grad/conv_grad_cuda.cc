@@ -15,9 +15,7 @@
 namespace ortplugin {
 namespace {
 
-size_t Bytes(const Shape& shape, DType dtype) {
-  return ScratchBytes(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
-}
+size_t Bytes(const Shape& shape, DType dtype) { return ScratchBytes(size_t(ElementCount(shape)) * SizeOf(dtype)); }
 
 // Everything of one combination of input shapes.
 struct ConvGradPlan {

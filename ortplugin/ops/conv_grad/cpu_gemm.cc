@@ -17,7 +17,7 @@ constexpr int64_t kRows = 4;  // of a tile that stays in registers; with 32 of t
 constexpr int64_t kVectors = 2;  // its columns, of 64 bytes each
 constexpr int64_t kDepth = 256;  // products that are added before they leave the registers
 template <typename T>
-constexpr int64_t kColumns = kVectors * 64 / static_cast<int64_t>(sizeof(T));
+constexpr int64_t kColumns = kVectors * 64 / int64_t(sizeof(T));
 
 // c[i, j] += sum over k of a[i * a_row + k * a_column] * b[k * b_row + j] for kColumns columns and `rows` rows.
 template <typename T, int64_t rows>
@@ -48,8 +48,8 @@ __attribute__((always_inline)) inline void Product(int64_t m, int64_t n, int64_t
       int64_t right_row = b_row;
       if (width < kWidth) {  // the last columns, padded with zeros
         for (int64_t row = 0; row < block; ++row) {
-          std::memcpy(edge + row * kWidth, right + row * b_row, static_cast<size_t>(width) * sizeof(T));
-          std::memset(edge + row * kWidth + width, 0, static_cast<size_t>(kWidth - width) * sizeof(T));
+          std::memcpy(edge + row * kWidth, right + row * b_row, size_t(width) * sizeof(T));
+          std::memset(edge + row * kWidth + width, 0, size_t(kWidth - width) * sizeof(T));
         }
         right = edge;
         right_row = kWidth;
@@ -241,10 +241,10 @@ void Forward(
   const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
                 height = contraction.group_channels() * Count(contraction, &Window::kernel);
   const int64_t block = Block(contraction, height), blocks = DivideUp(outputs, block);
-  parallel_for(static_cast<size_t>(contraction.batch * contraction.groups * blocks), [&](size_t task) {
-    const int64_t number = static_cast<int64_t>(task), part = number / blocks, first = number % blocks * block;
+  parallel_for(size_t(contraction.batch * contraction.groups * blocks), [&](size_t task) {
+    const int64_t number = int64_t(task), part = number / blocks, first = number % blocks * block;
     const int64_t count = std::min(block, outputs - first);
-    HostVector<T> columns(static_cast<size_t>(height * count));
+    HostVector<T> columns(size_t(height * count));
     FillColumns(contraction, large + part * contraction.group_channels() * image, contraction.group_channels(), first,
       count, columns.data());
     T* target = small + part * contraction.group_filters() * outputs + first;
@@ -266,13 +266,13 @@ void DataGradient(
   const int64_t channels = DivideUp(contraction.group_channels(),
     std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, contraction.group_channels()));
   const int64_t slices = DivideUp(contraction.group_channels(), channels);
-  parallel_for(static_cast<size_t>(parts * slices), [&](size_t task) {
-    const int64_t number = static_cast<int64_t>(task), part = number / slices, channel = number % slices * channels;
+  parallel_for(size_t(parts * slices), [&](size_t task) {
+    const int64_t number = int64_t(task), part = number / slices, channel = number % slices * channels;
     const int64_t width = std::min(channels, contraction.group_channels() - channel), rows = width * kernels;
     T* target = large + (part * contraction.group_channels() + channel) * image;
     std::fill(target, target + width * image, T{0});
     const int64_t block = Block(contraction, rows);
-    HostVector<T> columns(static_cast<size_t>(rows * std::min(block, outputs)));
+    HostVector<T> columns(size_t(rows * std::min(block, outputs)));
     for (int64_t first = 0; first < outputs; first += block) {
       const int64_t count = std::min(block, outputs - first);
       std::fill(columns.data(), columns.data() + rows * count, T{0});
@@ -299,15 +299,15 @@ void WeightGradient(
   const int64_t whole = contraction.filters * height;
   std::fill(weight, weight + whole, 0.0);
   if (contraction.batch == 0 || outputs == 0 || height == 0) return;
-  HostVector<double> partial(static_cast<size_t>(whole * (chunks - 1)));
-  parallel_for(static_cast<size_t>(contraction.groups * slices * chunks), [&](size_t task) {
-    const int64_t number = static_cast<int64_t>(task), chunk = number % chunks;
+  HostVector<double> partial(size_t(whole * (chunks - 1)));
+  parallel_for(size_t(contraction.groups * slices * chunks), [&](size_t task) {
+    const int64_t number = int64_t(task), chunk = number % chunks;
     const int64_t slice = number / chunks % slices * kTaskRows, group = number / chunks / slices;
     const int64_t rows = std::min(kTaskRows, contraction.group_filters() - slice), block = Block(contraction, height);
     double* totals = chunk == 0 ? weight : partial.data() + (chunk - 1) * whole;
     totals += (group * contraction.group_filters() + slice) * height;
-    HostVector<T> columns(static_cast<size_t>(std::min(block, outputs) * height));
-    HostVector<T> sums(static_cast<size_t>(rows * height));
+    HostVector<T> columns(size_t(std::min(block, outputs) * height));
+    HostVector<T> sums(size_t(rows * height));
     for (int64_t n = chunk * images; n < std::min(contraction.batch, (chunk + 1) * images); ++n) {
       const int64_t part = n * contraction.groups + group;
       for (int64_t first = 0; first < outputs; first += block) {
@@ -316,12 +316,12 @@ void WeightGradient(
         std::fill(sums.begin(), sums.end(), T{0});
         Multiply<T>(rows, height, count, small + (part * contraction.group_filters() + slice) * outputs + first,
           outputs, 1, columns.data(), height, sums.data(), height);
-        for (int64_t i = 0; i < rows * height; ++i) totals[i] += static_cast<double>(sums[static_cast<size_t>(i)]);
+        for (int64_t i = 0; i < rows * height; ++i) totals[i] += double(sums[size_t(i)]);
       }
     }
   });
   for (int64_t chunk = 0; chunk + 1 < chunks; ++chunk)
-    for (int64_t i = 0; i < whole; ++i) weight[i] += partial[static_cast<size_t>(chunk * whole + i)];
+    for (int64_t i = 0; i < whole; ++i) weight[i] += partial[size_t(chunk * whole + i)];
 }
 
 template void Multiply(

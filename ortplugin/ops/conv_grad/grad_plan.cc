@@ -10,9 +10,7 @@
 namespace ortplugin {
 namespace {
 
-size_t Bytes(const Shape& shape, DType dtype) {
-  return ScratchBytes(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
-}
+size_t Bytes(const Shape& shape, DType dtype) { return ScratchBytes(size_t(ElementCount(shape)) * SizeOf(dtype)); }
 
 Program Parse(const std::string& from, const std::string& to, const std::string& body) {
   return Program::Parse("(" + from + " x) => (" + to + " y) { y = " + body + " }");
@@ -40,19 +38,19 @@ Padding Pad(const Shape& shape, bool channels_last, const Shape& pads_begin, con
   std::vector<uint64_t> large(kAxes - rank, 1), small(kAxes - rank, 1), before(kAxes - rank, 0);
   for (size_t axis = 0; axis < rank; ++axis) {
     padding.shape[first + axis] += pads_begin[axis] + pads_end[axis];
-    large.push_back(static_cast<uint64_t>(padding.shape[first + axis]));
-    small.push_back(static_cast<uint64_t>(shape[first + axis]));
-    before.push_back(static_cast<uint64_t>(pads_begin[axis]));
+    large.push_back(uint64_t(padding.shape[first + axis]));
+    small.push_back(uint64_t(shape[first + axis]));
+    before.push_back(uint64_t(pads_begin[axis]));
   }
-  const auto count = static_cast<uint64_t>(ElementCount(padding.shape));
+  const auto count = uint64_t(ElementCount(padding.shape));
   padding.bytes = Bytes(padding.shape, dtype);
   std::vector<uint64_t>& arguments = padding.kernel.arguments;
-  arguments = {0, 0, count, channels_last ? static_cast<uint64_t>(shape.back()) : 1};
+  arguments = {0, 0, count, channels_last ? uint64_t(shape.back()) : 1};
   for (const std::vector<uint64_t>* each : {&large, &small, &before})
     arguments.insert(arguments.end(), each->begin(), each->end());
   padding.kernel.function = cuda::Load(gpu, PadSource(SizeOf(dtype)), "pad", cuda::Warn);
   constexpr uint64_t kMostBlocks = 1 << 20;
-  padding.kernel.launch = {static_cast<unsigned>(std::min((count + kThreads - 1) / kThreads, kMostBlocks)), kThreads};
+  padding.kernel.launch = {unsigned(std::min((count + kThreads - 1) / kThreads, kMostBlocks)), kThreads};
   return padding;
 }
 

@@ -15,7 +15,7 @@
 namespace ortplugin {
 namespace {
 
-double Number(int64_t n) { return static_cast<double>(n); }
+double Number(int64_t n) { return double(n); }
 
 constexpr int64_t kAddThreads = 256;
 
@@ -120,7 +120,7 @@ double Cost(const WeightGrad& grad, const Config& s, int64_t operand_bytes, cons
 int64_t Wavefronts(const std::vector<int64_t>& lanes, int64_t width) {
   const int64_t banks = 32 / width;
   std::array<int64_t, 32> met{};
-  for (const int64_t at : std::set<int64_t>(lanes.begin(), lanes.end())) ++met[static_cast<size_t>(at / width % banks)];
+  for (const int64_t at : std::set<int64_t>(lanes.begin(), lanes.end())) ++met[size_t(at / width % banks)];
   return *std::max_element(met.begin(), met.end());
 }
 
@@ -146,8 +146,8 @@ void SpreadOverBanks(const WeightGrad& grad, Config* s) {
   for (int64_t row = narrowest; row < narrowest + 3; ++row)
     for (int64_t pitch = InRows(grad, *s) * row; pitch < InRows(grad, *s) * row + 32; ++pitch) {
       Config option = *s;
-      option.x_row = static_cast<int>(row);
-      option.x_pitch = static_cast<int>(pitch);
+      option.x_row = int(row);
+      option.x_pitch = int(pitch);
       if (SharedBytes(option) > cuda::kStaticSharedBytes) break;
       const int64_t met = wavefronts(32, 1, [&](int64_t i) {
         const int64_t column = i % lanes % columns, strip = strip_of(i);
@@ -159,7 +159,7 @@ void SpreadOverBanks(const WeightGrad& grad, Config* s) {
   best = INT64_MAX;
   for (int64_t pitch = least_z; pitch < least_z + 32; pitch += 4) {
     Config option = *s;
-    option.z_pitch = static_cast<int>(pitch);
+    option.z_pitch = int(pitch);
     if (SharedBytes(option) > cuda::kStaticSharedBytes) break;
     const int64_t met = wavefronts(8, 4, [&](int64_t i) {
       const int64_t strip = strip_of(i);
@@ -171,28 +171,27 @@ void SpreadOverBanks(const WeightGrad& grad, Config* s) {
 
 int64_t OperandBytes(const Program& program) {
   int64_t bytes = 0;
-  for (const ValueId parameter : program.parameters())
-    bytes += static_cast<int64_t>(SizeOf(program.value(parameter).dtype));
+  for (const ValueId parameter : program.parameters()) bytes += int64_t(SizeOf(program.value(parameter).dtype));
   return bytes;
 }
 
 // What follows from the choice of a tile.
 void Finish(const WeightGrad& grad, const Program& program, const DeviceFacts& gpu, Config* s) {
   SpreadOverBanks(grad, s);
-  s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(grad, *s, gpu)));
-  int64_t widest = static_cast<int64_t>(SizeOf(program.value(program.results()[0]).dtype));
+  s->min_blocks = int(std::max<int64_t>(1, Resident(grad, *s, gpu)));
+  int64_t widest = int64_t(SizeOf(program.value(program.results()[0]).dtype));
   for (const ValueId parameter : program.parameters())
-    widest = std::max(widest, static_cast<int64_t>(SizeOf(program.value(parameter).dtype)));
+    widest = std::max(widest, int64_t(SizeOf(program.value(parameter).dtype)));
   const int64_t pixels = grad.rows().out * grad.columns().out;
   const int64_t together = grad.channels_last ? std::gcd(int64_t{s->block_maps}, grad.filters)
                                               : std::gcd(pixels, s->rows * grad.columns().out);
-  s->vector = static_cast<int>(std::gcd(std::min<int64_t>(4, 16 / widest), together));
+  s->vector = int(std::gcd(std::min<int64_t>(4, 16 / widest), together));
   // As far as registers are left. NVRTC takes more of them for the newest GPUs.
   const int64_t registers =
     std::min<int64_t>(gpu.registers_per_multiprocessor / (s->threads * s->min_blocks), 168) / 8 * 8;
   const int64_t left = registers - Entries(grad, *s) - (gpu.major >= 12 ? 60 : 48);
   const int64_t of_vector = DivideUp(s->vector * OperandBytes(program), 4) + 3;
-  s->batch = static_cast<int>(std::clamp<int64_t>(left / of_vector, 1, std::max<int64_t>(2, 48 / of_vector)));
+  s->batch = int(std::clamp<int64_t>(left / of_vector, 1, std::max<int64_t>(2, 48 / of_vector)));
   s->sums = s->blocks * Entries(grad, *s) * Lanes(grad, *s);
   // As many blocks as run at once, each of which takes about as many tiles; more where a thread would add up very many
   // products one after another.
@@ -273,30 +272,30 @@ std::optional<WeightGradConfig> ConfigureWeightGrad(
     return found;
   };
   Config s{};
-  s.tap_rows = static_cast<int>(all_rows);
+  s.tap_rows = int(all_rows);
   for (const int64_t maps : sizes(grad.filters, 8))
     for (const int64_t depth : sizes(grad.channels, 8))
       for (const int64_t map_lanes : sizes(DivideUp(grad.filters, maps), 16))
         for (const int64_t channel_lanes : sizes(DivideUp(grad.channels, depth), 64)) {
-          s.maps = static_cast<int>(maps);
-          s.depth = static_cast<int>(depth);
-          s.block_maps = static_cast<int>(maps * map_lanes);
-          s.block_channels = static_cast<int>(depth * channel_lanes);
+          s.maps = int(maps);
+          s.depth = int(depth);
+          s.block_maps = int(maps * map_lanes);
+          s.block_channels = int(depth * channel_lanes);
           if (MultiplyAdds(grad, s) > kMostSums && maps * depth > 1) continue;
           s.blocks = DivideUp(grad.filters, s.block_maps) * DivideUp(grad.channels, s.block_channels);
           for (const int threads : {128, 256}) {
             s.threads = threads;
             if (Lanes(grad, s) > threads || 2 * Parts(grad, s) * Lanes(grad, s) < threads) continue;
             for (int64_t strip = 1; strip <= std::min<int64_t>(8, grad.columns().out); ++strip) {
-              s.strip = static_cast<int>(strip);
+              s.strip = int(strip);
               if (Registers(grad, s) > 168 || (strip < 4 && grad.columns().out >= 4)) continue;
               for (int64_t parts = 1; parts <= std::min<int64_t>(grad.rows().out, 64); ++parts) {
                 const int64_t rows = DivideUp(grad.rows().out, parts);
                 if (parts > 1 && rows == DivideUp(grad.rows().out, parts - 1)) continue;
-                s.rows = static_cast<int>(rows);
-                s.x_row = static_cast<int>(InColumns(grad));
-                s.x_pitch = static_cast<int>(InRows(grad, s) * s.x_row);
-                s.z_pitch = static_cast<int>(rows * ZRow(grad, s));
+                s.rows = int(rows);
+                s.x_row = int(InColumns(grad));
+                s.x_pitch = int(InRows(grad, s) * s.x_row);
+                s.z_pitch = int(rows * ZRow(grad, s));
                 for (const int images : {1, 2, 3, 4, 6, 8, 16}) {
                   if (images > 1 && (parts > 1 || images > grad.batch)) break;
                   s.images = images;
@@ -308,7 +307,7 @@ std::optional<WeightGradConfig> ConfigureWeightGrad(
                     const int64_t segment = DivideUp(rows, segments);
                     if (segments > 1 && segment == DivideUp(rows, segments - 1)) continue;
                     const double cycles = MultiplyCycles(grad, s, segment);
-                    if (cycles < least_cycles) least_cycles = cycles, s.segment = static_cast<int>(segment);
+                    if (cycles < least_cycles) least_cycles = cycles, s.segment = int(segment);
                   }
                   const double cost = Cost(grad, s, bytes, gpu);
                   if (cost < least) least = cost, best = s;
@@ -375,7 +374,7 @@ WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, co
   plan.add = cuda::Load(gpu, source, "add_weights", cuda::Warn);
   plan.multiply_launch = {config.chunks * config.blocks, config.threads};
   plan.add_launch = {DivideUp(config.sums, kAddThreads / config.adders), kAddThreads};
-  plan.scratch_bytes = static_cast<size_t>(config.chunks * config.sums) * sizeof(float);
+  plan.scratch_bytes = size_t(config.chunks * config.sums) * sizeof(float);
   plan.images = grad.batch;
   plan.chunks = config.chunks;
   return plan;
@@ -386,8 +385,8 @@ void RunWeightGrad(const WeightGradPlan& plan, const DeviceFacts& gpu, cuda::Str
   std::vector<uint64_t> arguments{reinterpret_cast<uintptr_t>(x)};
   for (const void* each : operands) arguments.push_back(reinterpret_cast<uintptr_t>(each));
   for (void* each : {z, dw, db, scratch}) arguments.push_back(reinterpret_cast<uintptr_t>(each));
-  arguments.push_back(static_cast<uint64_t>(plan.images));
-  arguments.push_back(static_cast<uint64_t>(plan.chunks));
+  arguments.push_back(uint64_t(plan.images));
+  arguments.push_back(uint64_t(plan.chunks));
   void* parameters[] = {arguments.data()};
   cuda::Launch(gpu, plan.multiply, plan.multiply_launch, stream, parameters);
   cuda::Launch(gpu, plan.add, plan.add_launch, stream, parameters);

@@ -38,9 +38,8 @@ class CpuConvTranspose : public Kernel {
     if (wide_ == DType::kFloat)
       convolution_.emplace(info, "ConvTranspose", "", kOpset,
         std::vector<StandardOperator::TypeConstraint>{{"T", ort::kFloat}},
-        std::vector<StandardOperator::Attribute>{
-          {"auto_pad", std::string(kAutoPads[static_cast<size_t>(attributes.auto_pad)])}, {"group", attributes.groups},
-          {"kernel_shape", attributes.kernel_shape}, {"strides", attributes.strides},
+        std::vector<StandardOperator::Attribute>{{"auto_pad", std::string(kAutoPads[size_t(attributes.auto_pad)])},
+          {"group", attributes.groups}, {"kernel_shape", attributes.kernel_shape}, {"strides", attributes.strides},
           {"dilations", attributes.dilations}, {"pads", attributes.pads}, {"output_padding", attributes.output_padding},
           {"output_shape", attributes.output_shape}},
         2, 1);
@@ -71,7 +70,7 @@ class CpuConvTranspose : public Kernel {
     std::vector<HostScratch::Buffer> made;
     std::vector<void*> results;
     for (size_t r = 0; r < outputs.size(); ++r) {
-      made.push_back(scratch_.Take(static_cast<size_t>(count) * SizeOf(ResultType(r))));
+      made.push_back(scratch_.Take(size_t(count) * SizeOf(ResultType(r))));
       results.push_back(made.back().get());
     }
     Make(run, shape, axes, inputs, shapes[1], results);
@@ -89,7 +88,7 @@ class CpuConvTranspose : public Kernel {
     const int64_t count = ElementCount(shape.result());
 
     HostScratch::Buffer buffer(nullptr, {&scratch_});
-    if (!place_) buffer = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    if (!place_) buffer = scratch_.Take(size_t(count) * SizeOf(wide_));
     void* value = place_ ? outputs[*place_] : buffer.get();
     Convolve(run, shape, inputs, w_shape, value);
     if (place_ && node_.program->statements().empty() && outputs.size() == 1) return;  // nothing follows
@@ -104,7 +103,7 @@ class CpuConvTranspose : public Kernel {
     Run& run, const Contraction& shape, const std::vector<Tensor>& inputs, const Shape& w_shape, void* value) const {
     const int64_t count = ElementCount(shape.result());
     if (ElementCount(shape.x()) == 0) {  // an image without pixels
-      std::memset(value, 0, static_cast<size_t>(count) * SizeOf(wide_));
+      std::memset(value, 0, size_t(count) * SizeOf(wide_));
       return;
     }
     const bool last = shape.channels_last;
@@ -114,7 +113,7 @@ class CpuConvTranspose : public Kernel {
     const void* filters = weights_ ? weights_->data() : weights->data();
     const int64_t pixels = count / shape.batch / shape.filters;
     HostScratch::Buffer first(nullptr, {&scratch_});
-    if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(size_t(count) * SizeOf(wide_));
     void* made = first != nullptr ? first.get() : value;
     if (wide_ == DType::kDouble) {
       const ParallelFor parallel_for = [&](size_t tasks, const std::function<void(size_t)>& body) {

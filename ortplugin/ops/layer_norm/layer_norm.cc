@@ -60,7 +60,7 @@ class OperandLanes {
   OperandLanes(const Access& access, const void* data)
     : access_(access), data_(static_cast<const char*>(data)), lane_(LaneSize(access.dtype)) {
     if (is_lanes()) return;
-    const size_t count = is_shared_row() ? static_cast<size_t>(access.width) : kBlock;
+    const size_t count = is_shared_row() ? size_t(access.width) : kBlock;
     lanes_.resize(count * lane_);
     if (access.is_shared()) Load(data_, 0, count);
   }
@@ -68,9 +68,9 @@ class OperandLanes {
   // `count` (at most kBlock) columns of a row, from `column` on; good until the next call.
   const void* At(int64_t row, int64_t column, size_t count) {
     if (access_.is_pieced()) return LoadPieces(row, column, count);
-    const char* base = data_ + access_.RowOffset(row) * static_cast<int64_t>(SizeOf(access_.dtype));
-    if (is_lanes()) return base + column * static_cast<int64_t>(lane_);
-    if (is_shared_row()) return lanes_.data() + static_cast<size_t>(column) * lane_;
+    const char* base = data_ + access_.RowOffset(row) * int64_t(SizeOf(access_.dtype));
+    if (is_lanes()) return base + column * int64_t(lane_);
+    if (is_shared_row()) return lanes_.data() + size_t(column) * lane_;
     if (!access_.is_shared()) Load(base, column, count);
     return lanes_.data();
   }
@@ -84,11 +84,11 @@ class OperandLanes {
   bool is_shared_row() const { return access_.is_shared() && !access_.is_scalar(); }
 
   const void* LoadPieces(int64_t row, int64_t column, size_t count) {
-    const auto piece = static_cast<size_t>(access_.piece);
+    const auto piece = size_t(access_.piece);
     for (size_t j = 0, run = 0; j < count; j += run) {
-      const size_t at = static_cast<size_t>(column) + j;
+      const size_t at = size_t(column) + j;
       run = std::min(count - j, piece - at % piece);
-      const size_t element = static_cast<size_t>(access_.RowOffset(row, static_cast<int64_t>(at / piece))) + at % piece;
+      const size_t element = size_t(access_.RowOffset(row, int64_t(at / piece))) + at % piece;
       LoadLanes(access_.dtype, data_ + element * SizeOf(access_.dtype), run, lanes_.data() + j * lane_);
     }
     return lanes_.data();
@@ -97,12 +97,10 @@ class OperandLanes {
   void Load(const char* base, int64_t column, size_t count) {
     const size_t size = SizeOf(access_.dtype);
     if (access_.is_scalar()) return FillLanes(access_.dtype, base, count, lanes_.data());
-    if (access_.is_contiguous())
-      return LoadLanes(access_.dtype, base + column * static_cast<int64_t>(size), count, lanes_.data());
+    if (access_.is_contiguous()) return LoadLanes(access_.dtype, base + column * int64_t(size), count, lanes_.data());
     gathered_.resize(count * size);
     for (size_t j = 0; j < count; ++j)
-      std::memcpy(gathered_.data() + j * size,
-        base + access_.ColumnOffset(column + static_cast<int64_t>(j)) * static_cast<int64_t>(size), size);
+      std::memcpy(gathered_.data() + j * size, base + access_.ColumnOffset(column + int64_t(j)) * int64_t(size), size);
     LoadLanes(access_.dtype, gathered_.data(), count, lanes_.data());
   }
 
@@ -121,17 +119,17 @@ void FindMoments(
     for (size_t first = 0; first < columns; first += run) {
       double total = 0;
       for (size_t j = first; j < first + run; ++j) total += sums[j];
-      std::fill(sums + first, sums + first + run, total / static_cast<double>(height * run));
+      std::fill(sums + first, sums + first + run, total / double(height * run));
     }
   };
   std::fill(mean, mean + columns, 0.0);
   std::fill(scale, scale + columns, 0.0);
   for (size_t row = 0; row < height && !norm.is_rms; ++row)
-    for (size_t j = 0; j < columns; ++j) mean[j] += static_cast<double>(s[row * columns + j]);
+    for (size_t j = 0; j < columns; ++j) mean[j] += double(s[row * columns + j]);
   share(mean);
   for (size_t row = 0; row < height; ++row)
     for (size_t j = 0; j < columns; ++j) {
-      const double deviation = static_cast<double>(s[row * columns + j]) - mean[j];
+      const double deviation = double(s[row * columns + j]) - mean[j];
       scale[j] += deviation * deviation;
     }
   share(scale);
@@ -173,7 +171,7 @@ class CpuLayerNorm : public Kernel {
 // Where a result's elements from `column` on go in its tensor.
 char* At(
   const std::vector<char*>& outputs, size_t result, DType dtype, const NormShape& shape, int64_t row, int64_t column) {
-  return outputs[result] + (row * shape.width + column) * static_cast<int64_t>(SizeOf(dtype));
+  return outputs[result] + (row * shape.width + column) * int64_t(SizeOf(dtype));
 }
 
 }  // namespace
@@ -192,15 +190,15 @@ void HostNorm::Run(ortplugin::Run& run, const NormShape& shape, const std::vecto
   const int64_t outer_a_task = std::max<int64_t>(1, kTaskElements / (shape.elements() * beside));
   const int64_t tasks = DivideUp(shape.outer, outer_a_task) * slices;
   const auto body = [&](size_t task) {
-    const int64_t outer = static_cast<int64_t>(task) / slices * outer_a_task;
-    const int64_t group = static_cast<int64_t>(task) % slices * beside;
+    const int64_t outer = int64_t(task) / slices * outer_a_task;
+    const int64_t group = int64_t(task) % slices * beside;
     ComputeGroups(shape, inputs, outputs, {outer, std::min(shape.outer, outer + outer_a_task)},
       {group * shape.run, std::min(shape.groups, group + beside) * shape.run});
   };
   if (tasks == 1) {
     body(0);
   } else {
-    run.parallel_for(static_cast<size_t>(tasks), body);
+    run.parallel_for(size_t(tasks), body);
   }
 }
 
@@ -237,7 +235,7 @@ void HostNorm::ComputeGroups(const NormShape& shape, const std::vector<Tensor>& 
   const DType dtype = norm_.program.value(norm_.summed).dtype;
   const size_t lane = LaneSize(dtype);
   const bool is_parameter = norm_.prologue.empty();  // s is an input itself
-  const auto width = static_cast<size_t>(columns.last - columns.first), height = static_cast<size_t>(shape.height);
+  const auto width = size_t(columns.last - columns.first), height = size_t(shape.height);
   const size_t elements = height * width;
   HostVector<char> summed(elements * lane), normalized(std::min(width, kBlock) * lane);
   HostVector<double> means(shape.groups > 1 ? width : 0), scales(means.size());
@@ -247,8 +245,8 @@ void HostNorm::ComputeGroups(const NormShape& shape, const std::vector<Tensor>& 
     const auto for_each_block = [&](const auto& visit) {
       for (size_t r = 0; r < height; ++r)
         for (size_t block = 0; block < width; block += kBlock)
-          visit(summed.data() + (r * width + block) * lane, block, index * shape.height + static_cast<int64_t>(r),
-            columns.first + static_cast<int64_t>(block), std::min(width - block, kBlock));
+          visit(summed.data() + (r * width + block) * lane, block, index * shape.height + int64_t(r),
+            columns.first + int64_t(block), std::min(width - block, kBlock));
     };
     for_each_block([&](char* s, size_t, int64_t row, int64_t column, size_t count) {
       bind(norm_.prologue_operands, before, row, column, count);
@@ -263,15 +261,15 @@ void HostNorm::ComputeGroups(const NormShape& shape, const std::vector<Tensor>& 
     });
     double mean = 0, scale = 0;
     if (shape.groups == 1) {
-      const auto n = static_cast<double>(elements);
+      const auto n = double(elements);
       mean = norm_.is_rms ? 0 : SumLanes(dtype, summed.data(), elements) / n;
       scale = 1 / std::sqrt(SumSquaredDeviations(dtype, summed.data(), mean, elements) / n + norm_.epsilon);
     } else if (dtype == DType::kDouble) {
-      FindMoments(norm_, reinterpret_cast<const double*>(summed.data()), height, width, static_cast<size_t>(shape.run),
-        means.data(), scales.data());
+      FindMoments(norm_, reinterpret_cast<const double*>(summed.data()), height, width, size_t(shape.run), means.data(),
+        scales.data());
     } else {
-      FindMoments(norm_, reinterpret_cast<const float*>(summed.data()), height, width, static_cast<size_t>(shape.run),
-        means.data(), scales.data());
+      FindMoments(norm_, reinterpret_cast<const float*>(summed.data()), height, width, size_t(shape.run), means.data(),
+        scales.data());
     }
     for_each_block([&](char* s, size_t block, int64_t row, int64_t column, size_t count) {
       if (shape.groups == 1) {
@@ -306,10 +304,10 @@ NormProgram NormProgram::Parse(const std::string& text) {
   }
   if (core == nullptr) Fail("the program has no LayerNormalization and no RMSNormalization");
   norm.is_rms = core->op == Op::kRMSNormalization;
-  norm.axis = static_cast<int64_t>(core->attributes[0]);
+  norm.axis = int64_t(core->attributes[0]);
   norm.axes = core->axes;
   norm.epsilon = core->attributes[1];
-  norm.groups = static_cast<int64_t>(core->attributes[3]);
+  norm.groups = int64_t(core->attributes[3]);
   norm.summed = core->operands[0];
   norm.normalized = core->result;
   if (!(norm.epsilon >= 0) || std::isinf(norm.epsilon))
@@ -353,7 +351,7 @@ NormProgram NormProgram::Parse(const std::string& text) {
 
 void NormProgram::SetOrder(std::vector<int64_t> inputs, std::vector<int64_t> rows, Shape axes) {
   if (inputs.empty() && rows.empty()) return;
-  const auto count = static_cast<int64_t>(rows.size()), parameters = static_cast<int64_t>(program.parameters().size());
+  const auto count = int64_t(rows.size()), parameters = int64_t(program.parameters().size());
   if (axes.empty()) axes = {count};
   const bool fits = count > 0 && !inputs.empty() && std::min_element(inputs.begin(), inputs.end())[0] >= 0 &&
     std::max_element(inputs.begin(), inputs.end())[0] < parameters && axis == -1 && this->axes.empty() &&
@@ -368,7 +366,7 @@ void NormProgram::SetOrder(std::vector<int64_t> inputs, std::vector<int64_t> row
 }
 
 bool NormProgram::is_ordered(size_t input) const {
-  return std::find(ordered.begin(), ordered.end(), static_cast<int64_t>(input)) != ordered.end();
+  return std::find(ordered.begin(), ordered.end(), int64_t(input)) != ordered.end();
 }
 
 std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info) {
@@ -381,10 +379,10 @@ namespace {
 
 // The axis `axis` from 0 on. Throws Error where a value of this shape lacks it.
 size_t AxisOf(const NormProgram& norm, const Shape& shape) {
-  const auto rank = static_cast<int64_t>(shape.size());
+  const auto rank = int64_t(shape.size());
   const int64_t axis = norm.axis < 0 ? norm.axis + rank : norm.axis;
   if (axis < 0 || axis >= rank) Fail("axis ", norm.axis, " is out of range for the shape ", ToString(shape));
-  return static_cast<size_t>(axis);
+  return size_t(axis);
 }
 
 // The shape of a tensor that broadcasts to S, with an axis of groups in front of the one that they divide.
@@ -409,10 +407,9 @@ std::vector<bool> IsReduced(const NormProgram& norm, const Shape& shape) {
     for (size_t i = axis; i < (norm.groups > 0 ? axis + 1 : shape.size()); ++i) reduced[i] = true;
   }
   for (const int64_t axis : norm.axes) {
-    if (axis >= static_cast<int64_t>(shape.size()))
-      Fail("axis ", axis, " is out of range for the shape ", ToString(shape));
-    if (reduced[static_cast<size_t>(axis)]) Fail("axis ", axis, " is divided into groups and among the axes, too");
-    reduced[static_cast<size_t>(axis)] = true;
+    if (axis >= int64_t(shape.size())) Fail("axis ", axis, " is out of range for the shape ", ToString(shape));
+    if (reduced[size_t(axis)]) Fail("axis ", axis, " is divided into groups and among the axes, too");
+    reduced[size_t(axis)] = true;
   }
   if (norm.groups > 0) reduced.insert(reduced.begin() + static_cast<std::ptrdiff_t>(AxisOf(norm, shape)), false);
   return reduced;

@@ -26,16 +26,15 @@ int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormC
   int ahead = 0;  // bytes an element of the operands that are loaded ahead
   for (const size_t i : norm.prologue_operands.parameters)
     if (config.prefetch && !shape.accesses[i].is_shared() && !shape.accesses[i].is_scalar())
-      ahead += static_cast<int>(SizeOf(shape.accesses[i].dtype));
-  const int fixed = (is_double ? 40 : 16) + 4 * static_cast<int>(shape.accesses.size());
+      ahead += int(SizeOf(shape.accesses[i].dtype));
+  const int fixed = (is_double ? 40 : 16) + 4 * int(shape.accesses.size());
   return fixed + config.rows_at_once * elements * ((is_double ? 8 : 4) + ahead) / 4;
 }
 
 // What each of so many threads of a multiprocessor may have: registers are handed out by eights to warps, and these are
 // spread over four schedulers.
 int RegisterLimit(const DeviceFacts& gpu, int threads) {
-  return static_cast<int>(
-    std::min(cuda::kRegistersPerThread, gpu.registers_per_multiprocessor / RoundUp(threads, 128) / 8 * 8));
+  return int(std::min(cuda::kRegistersPerThread, gpu.registers_per_multiprocessor / RoundUp(threads, 128) / 8 * 8));
 }
 
 constexpr int kWideBytes = 8;  // of an access
@@ -63,18 +62,18 @@ NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const Devic
   int64_t row_bytes = 0, result_bytes = 0;  // that are moved, and written, for each element of a row
   for (const Access& access : shape.accesses) {
     if (!access.is_scalar() && IsFloating(access.dtype))
-      found.narrowest = std::min(found.narrowest, static_cast<int>(SizeOf(access.dtype)));
-    if (!access.is_shared()) row_bytes += static_cast<int64_t>(SizeOf(access.dtype));
+      found.narrowest = std::min(found.narrowest, int(SizeOf(access.dtype)));
+    if (!access.is_shared()) row_bytes += int64_t(SizeOf(access.dtype));
   }
   for (const ValueId result : norm.program.results()) {
     const DType dtype = norm.program.value(result).dtype;
-    if (IsFloating(dtype)) found.narrowest = std::min(found.narrowest, static_cast<int>(SizeOf(dtype)));
-    result_bytes += static_cast<int64_t>(SizeOf(dtype));
+    if (IsFloating(dtype)) found.narrowest = std::min(found.narrowest, int(SizeOf(dtype)));
+    result_bytes += int64_t(SizeOf(dtype));
   }
   int64_t lengths = shape.width;  // of what lies side by side
   for (const Access& access : shape.accesses)
     if (access.is_pieced()) lengths = std::gcd(lengths, access.piece);
-  found.vector = aligned ? static_cast<int>(std::gcd(lengths, int64_t{16 / found.narrowest})) : 1;
+  found.vector = aligned ? int(std::gcd(lengths, int64_t{16 / found.narrowest})) : 1;
   found.bytes_moved = (row_bytes + result_bytes) * shape.rows * shape.width;
   found.results_fill_cache = result_bytes * shape.rows * shape.width > gpu.l2_bytes;
   return found;
@@ -106,11 +105,11 @@ std::optional<NormConfig> ConfigureLayerNorm(
       NormConfig option = best;
       option.lanes = lanes;
       option.prefetch = prefetch;
-      option.items = static_cast<int>(DivideUp(accesses + option.line - 1, lanes));
+      option.items = int(DivideUp(accesses + option.line - 1, lanes));
       option.rows_at_once = 1;
       if (option.items * option.vector * (is_double ? 2 : 1) > most_elements + (is_wide && lanes == 32 ? 16 : 0))
         continue;
-      if (static_cast<double>(option.items) * lanes > most_waste * static_cast<double>(accesses)) continue;
+      if (double(option.items) * lanes > most_waste * double(accesses)) continue;
       if (RegistersOfLane(norm, shape, option) + spare_registers > RegisterLimit(gpu, lanes)) continue;
       best = option;
       return true;
@@ -127,7 +126,7 @@ std::optional<NormConfig> ConfigureLayerNorm(
   const bool is_small = shape.rows * best.lanes < int64_t{256} * gpu.multiprocessors;
   while (is_small && best.items > 1 && best.lanes * 2 <= 512) {
     best.lanes *= 2;
-    best.items = static_cast<int>(DivideUp(accesses + best.line - 1, best.lanes));
+    best.items = int(DivideUp(accesses + best.line - 1, best.lanes));
   }
   best.groups = best.lanes > 32 || is_small ? 1 : is_wide ? 8 : 4;
   // What the L2 cache holds comes fast enough without being loaded ahead.
@@ -287,8 +286,8 @@ NormPlan PlanNorm(const NormProgram& norm, const Shapes& shapes, bool aligned, c
     if (!tiles.one_read) plan.second = cuda::Load(device, source, "normalize_tiles", cuda::Warn);
     plan.launch = {tiles.blocks, tiles.threads, tiles.held_bytes};
     if (tiles.static_bytes + tiles.held_bytes > cuda::kStaticSharedBytes)
-      cuda::AllowShared(device, plan.first, static_cast<unsigned>(tiles.held_bytes));
-    plan.scratch_bytes = static_cast<size_t>(tiles.moments_bytes);
+      cuda::AllowShared(device, plan.first, unsigned(tiles.held_bytes));
+    plan.scratch_bytes = size_t(tiles.moments_bytes);
   }
   return plan;
 }

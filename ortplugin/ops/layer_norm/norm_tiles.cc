@@ -50,8 +50,8 @@ void ChooseTile(const NormShape& shape, const DeviceFacts& gpu, int64_t size, No
 // Threads of a block for so many accesses of a tile. Of several groups each thread keeps to its columns.
 int ThreadsFor(const NormTiles& config, int64_t parts, bool is_double, int64_t accesses) {
   const int64_t most = parts > 2 || is_double ? kThreadsOfManyParts : kThreads;
-  if (config.groups == 1) return static_cast<int>(std::min(most, RoundUp(accesses, 32)));
-  return static_cast<int>(std::min(most / config.accesses * config.accesses, accesses));
+  if (config.groups == 1) return int(std::min(most, RoundUp(accesses, 32)));
+  return int(std::min(most / config.accesses * config.accesses, accesses));
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ NormTiles ConfigureNormTiles(const NormProgram& norm, const NormShape& shape, co
     config.static_bytes = std::max<int64_t>(config.threads / 2, lanes) * parts * 3 * compute +
       config.groups * compute * (2 + 2 * config.chunks);
     // A Vector takes whole words.
-    config.held_bytes = config.chunk * RoundUp(config.vector * static_cast<int64_t>(SizeOf(HeldDType(norm))), 4);
+    config.held_bytes = config.chunk * RoundUp(config.vector * int64_t(SizeOf(HeldDType(norm))), 4);
   };
 
   // One read: as few blocks for a tile as leave room for two on a multiprocessor and work for all of these.
@@ -105,10 +105,9 @@ NormTiles ConfigureNormTiles(const NormProgram& norm, const NormShape& shape, co
   }
   config.min_blocks = std::max(1, 2 * kThreads / config.threads);
   if (config.one_read)
-    config.min_blocks =
-      static_cast<int>(std::clamp<int64_t>(gpu.shared_per_multiprocessor / shared(), 1, config.min_blocks));
+    config.min_blocks = int(std::clamp<int64_t>(gpu.shared_per_multiprocessor / shared(), 1, config.min_blocks));
   config.min_blocks = std::min({config.min_blocks, gpu.blocks_per_multiprocessor,
-    gpu.threads_per_multiprocessor / static_cast<int>(RoundUp(config.threads, 32)), 4});
+    gpu.threads_per_multiprocessor / int(RoundUp(config.threads, 32)), 4});
   return config;
 }
 

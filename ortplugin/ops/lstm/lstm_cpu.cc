@@ -57,27 +57,24 @@ Loop ChooseLoop() {
 class Recurrence {
  public:
   Recurrence(const LstmAttributes& attributes, const LstmRun& lstm)
-    : attributes_(attributes),
-      lstm_(lstm),
-      hidden_(attributes.hidden),
-      size_(static_cast<int64_t>(SizeOf(attributes.dtype))) {
+    : attributes_(attributes), lstm_(lstm), hidden_(attributes.hidden), size_(int64_t(SizeOf(attributes.dtype))) {
     // R[d, gate, unit, k] as columns[d, gate, k, unit].
     const int64_t matrices = attributes.directions() * kGates;
-    HostVector<float> r(static_cast<size_t>(matrices * hidden_ * hidden_));
+    HostVector<float> r(size_t(matrices * hidden_ * hidden_));
     LoadLanes(attributes.dtype, lstm.r, r.size(), r.data());
     columns_.resize(r.size());
     for (int64_t matrix = 0; matrix < matrices; ++matrix)
       for (int64_t k = 0; k < hidden_; ++k)
         for (int64_t unit = 0; unit < hidden_; ++unit)
-          columns_[static_cast<size_t>((matrix * hidden_ + k) * hidden_ + unit)] =
-            r[static_cast<size_t>((matrix * hidden_ + unit) * hidden_ + k)];
+          columns_[size_t((matrix * hidden_ + k) * hidden_ + unit)] =
+            r[size_t((matrix * hidden_ + unit) * hidden_ + k)];
   }
 
   // One direction of the sequences from `first` on.
   void Compute(int64_t d, int64_t first) const {
     const int64_t steps = lstm_.shape.steps, width = attributes_.directions() * hidden_;
     const int64_t count = std::min(kSequences, lstm_.shape.batch - first), all = count * hidden_;
-    HostVector<float> memory(static_cast<size_t>((kGates + 2) * all + kGates * hidden_));
+    HostVector<float> memory(size_t((kGates + 2) * all + kGates * hidden_));
     float *const gates = memory.data(), *const h = gates + kGates * all, *const c = h + all, *const loaded = c + all;
     const int64_t state = (d * lstm_.shape.batch + first) * hidden_;
     if (lstm_.h0 != nullptr) {
@@ -98,7 +95,7 @@ class Recurrence {
       for (int64_t s = 0; s < count; ++s) {  // h as it is read again
         const char* const y =
           Store(lstm_.y, lstm_.shape.Row(first + s, t) * width + d * hidden_, hidden_, h + s * hidden_);
-        LoadLanes(attributes_.dtype, y, static_cast<size_t>(hidden_), h + s * hidden_);
+        LoadLanes(attributes_.dtype, y, size_t(hidden_), h + s * hidden_);
       }
     }
     if (lstm_.y_h != nullptr) Store(lstm_.y_h, state, all, h);
@@ -115,22 +112,22 @@ class Recurrence {
   }
 
   void Advance(const float* gates, int64_t all, float* h, float* c, Evaluator::Workspace& workspace) const {
-    for (int64_t at = 0; at < all; at += static_cast<int64_t>(kBlock)) {
+    for (int64_t at = 0; at < all; at += int64_t(kBlock)) {
       for (int64_t gate = 0; gate < kGates; ++gate)
-        workspace.Bind(program_.parameters()[static_cast<size_t>(gate)], gates + gate * all + at);
+        workspace.Bind(program_.parameters()[size_t(gate)], gates + gate * all + at);
       workspace.Bind(program_.parameters()[kGates], c + at);
       workspace.Bind(program_.results()[0], c + at);
       workspace.Bind(program_.results()[1], h + at);
-      evaluator_.Run(workspace, static_cast<size_t>(std::min<int64_t>(kBlock, all - at)));
+      evaluator_.Run(workspace, size_t(std::min<int64_t>(kBlock, all - at)));
     }
   }
 
   void Load(const void* tensor, int64_t first, int64_t count, float* lanes) const {
-    LoadLanes(attributes_.dtype, static_cast<const char*>(tensor) + first * size_, static_cast<size_t>(count), lanes);
+    LoadLanes(attributes_.dtype, static_cast<const char*>(tensor) + first * size_, size_t(count), lanes);
   }
   char* Store(void* tensor, int64_t first, int64_t count, const float* lanes) const {
     char* const to = static_cast<char*>(tensor) + first * size_;
-    StoreLanes(attributes_.dtype, lanes, static_cast<size_t>(count), to);
+    StoreLanes(attributes_.dtype, lanes, size_t(count), to);
     return to;
   }
 
@@ -152,8 +149,8 @@ class CpuLstm : public Kernel {
     const int64_t groups = DivideUp(lstm.shape.batch, kSequences);
     if (groups == 0) return;
     const Recurrence recurrence(attributes_, lstm);
-    run.parallel_for(static_cast<size_t>(attributes_.directions() * groups), [&](size_t task) {
-      const auto number = static_cast<int64_t>(task);
+    run.parallel_for(size_t(attributes_.directions() * groups), [&](size_t task) {
+      const auto number = int64_t(task);
       recurrence.Compute(number / groups, number % groups * kSequences);
     });
   }

@@ -23,10 +23,10 @@ LstmConfig ConfigureLstm(const LstmAttributes& attributes, const DeviceFacts& gp
   const bool is_float = attributes.dtype == DType::kFloat;
   const bool has_tiles = hidden % 16 == 0 && hidden <= (is_float ? kMostInTf32 : kMostOnTensorCores) &&
     (!is_float || attributes.allow_tf32.value_or(false));
-  if (has_tiles && is_usual && gpu.has_mma_m16n8k16()) return {true, static_cast<int>(4 * hidden), kSequences};
-  const int64_t most = cuda::kStaticSharedBytes / (kFloatsOfUnit * static_cast<int64_t>(sizeof(float)));
+  if (has_tiles && is_usual && gpu.has_mma_m16n8k16()) return {true, int(4 * hidden), kSequences};
+  const int64_t most = cuda::kStaticSharedBytes / (kFloatsOfUnit * int64_t(sizeof(float)));
   if (hidden > most) Fail("the attribute 'hidden_size' is ", hidden, ", but on a GPU must be at most ", most);
-  return {false, static_cast<int>(std::min<int64_t>(512, 32 * hidden)), 1};
+  return {false, int(std::min<int64_t>(512, 32 * hidden)), 1};
 }
 
 std::string LstmSource(const LstmAttributes& attributes, const LstmConfig& config) {
@@ -87,8 +87,8 @@ class CudaLstm : public Kernel {
     constexpr int64_t kMost = (int64_t{1} << 31) - 1;
     if (blocks > kMost) Fail("the output takes ", blocks, " blocks, more than a launch has");
     if (std::max(steps, batch) > kMost) Fail("there are ", steps, " steps of ", batch, " sequences, more than ", kMost);
-    Arguments arguments{lstm.g, lstm.r, lstm.h0, lstm.c0, lstm.y, lstm.y_h, lstm.y_c, static_cast<int32_t>(steps),
-      static_cast<int32_t>(batch), static_cast<int32_t>(lstm.shape.inner)};
+    Arguments arguments{lstm.g, lstm.r, lstm.h0, lstm.c0, lstm.y, lstm.y_h, lstm.y_c, int32_t(steps), int32_t(batch),
+      int32_t(lstm.shape.inner)};
     void* parameters[] = {&arguments};
     const cuda::LaunchShape launch{blocks, plan->config.threads};
     cuda::Launch(device_, plan->kernel, launch, stream, parameters);

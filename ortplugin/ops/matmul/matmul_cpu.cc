@@ -64,7 +64,7 @@ void HostMatMul::Run(ortplugin::Run& run, const std::vector<Tensor>& inputs, con
   if (count == 0) return;
 
   const std::optional<size_t> place = ValueResult(program, wide_);
-  const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
+  const size_t bytes = size_t(count) * SizeOf(wide_);
   HostScratch::Buffer buffer(nullptr, {&scratch_});
   if (!place) buffer = scratch_.Take(bytes);
   HostScratch::Buffer gate(nullptr, {&scratch_});

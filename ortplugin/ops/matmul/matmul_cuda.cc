@@ -82,8 +82,7 @@ MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const 
       plan.whole = whole->Load(device);
       return plan;
     }
-  const size_t value_bytes =
-    ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * SizeOf(problem.contraction.dtype()));
+  const size_t value_bytes = ScratchBytes(size_t(ElementCount(problem.full)) * SizeOf(problem.contraction.dtype()));
   std::vector<size_t> of_product, of_gate, of_program;  // what is unaligned of theirs
   for (const size_t tensor : unaligned) {
     const bool is_gate = node.gated && tensor == kMatMulInputs;

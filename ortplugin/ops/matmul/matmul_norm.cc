@@ -109,7 +109,7 @@ class CpuMatMulNorm : public Kernel {
       if (node_.keeps_product) {
         values.push_back(run.output(values.size(), full, SizeOf(dtype)));
       } else {
-        owned.emplace_back(static_cast<size_t>(ElementCount(full)) * SizeOf(dtype));
+        owned.emplace_back(size_t(ElementCount(full)) * SizeOf(dtype));
         values.push_back(owned.back().data());
       }
       operands.push_back({values.back(), ToOrt(dtype), full});
@@ -135,7 +135,7 @@ class CpuMatMulNorm : public Kernel {
     std::vector<void*> outputs;
     for (const ValueId result : product.results())
       outputs.push_back(run.output(outputs.size(), full, SizeOf(product.value(result).dtype)));
-    HostVector<char> normalized(static_cast<size_t>(ElementCount(shape.shape)) * SizeOf(dtype));
+    HostVector<char> normalized(size_t(ElementCount(shape.shape)) * SizeOf(dtype));
     const auto split = inputs.begin() + static_cast<std::ptrdiff_t>(node_.product.input_count());
     std::vector<Tensor> of_norm(split, inputs.end());
     of_norm.insert(of_norm.begin(), inputs[0]);

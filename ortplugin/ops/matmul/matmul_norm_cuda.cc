@@ -84,8 +84,8 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     const Program& program = *node_.product.program;
     for (size_t r = 0; !node_.keeps_product && r < node_.values(); ++r) {
       plan->offsets.push_back(plan->rest);
-      plan->rest += ScratchBytes(
-        static_cast<size_t>(ElementCount(norm_shapes[0])) * SizeOf(program.value(program.results()[r]).dtype));
+      plan->rest +=
+        ScratchBytes(size_t(ElementCount(norm_shapes[0])) * SizeOf(program.value(program.results()[r]).dtype));
     }
     plan->scratch_bytes = plan->rest + std::max(plan->product.scratch_bytes, plan->norm.scratch_bytes);
     return plan;
@@ -103,7 +103,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     if (plan->whole && node_.product.gated) {
       const Contraction gate = node_.product.GateOf(problem.contraction);
       plan->gate = MakeGemv(*gate.program, gate, shapes);
-      plan->scratch_bytes = ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * value_bytes);
+      plan->scratch_bytes = ScratchBytes(size_t(ElementCount(problem.full)) * value_bytes);
     }
     if (node_.product.gated && !plan->gate) plan->whole.reset();
     if (plan->whole) return plan;
@@ -115,7 +115,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
       aligned = aligned && !is_of_norm;
     }
     plan->product = PlanMatMul(node_.product, planner_, device(), of_product, for_product);
-    plan->rest = ScratchBytes(static_cast<size_t>(ElementCount(of_product[0])) * value_bytes);
+    plan->rest = ScratchBytes(size_t(ElementCount(of_product[0])) * value_bytes);
     if (plan->rest > 0) plan->norm = PlanNorm(node_.norm, node_.NormShapes(shapes), aligned, device());
     plan->scratch_bytes = plan->rest + std::max(plan->product.scratch_bytes, plan->norm.scratch_bytes);
     return plan;
@@ -182,11 +182,11 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     std::optional<GemmConfig> config = ConfigureGemmNorm(program, product, tail, INT32_MAX, only_where_fast, device());
     while (config) {
       cuda::PackedKernel kernel = MakeGemmNorm(program, product, *config, tail, device()).Load(device());
-      const unsigned cluster = static_cast<unsigned>(config->cluster);
+      const unsigned cluster = unsigned(config->cluster);
       if (cluster == 1) return kernel;
       const int resident =
         cuda::ResidentClusters(device(), kernel.function, cluster, kernel.launch.threads, kernel.launch.shared_bytes);
-      if (static_cast<unsigned>(resident) * cluster >= kernel.launch.blocks) return kernel;
+      if (unsigned(resident) * cluster >= kernel.launch.blocks) return kernel;
       config = ConfigureGemmNorm(program, product, tail, config->cluster - 1, only_where_fast, device());
     }
     return std::nullopt;

@@ -132,14 +132,14 @@ PointwiseConfig ConfigurePointwise(
   int64_t widest = 0, narrowest = 8;  // bytes of an element of the tensors of the full shape
   int64_t written = 0, held = 0;  // bytes of an element: in memory, in registers
   for (size_t i = 0; i < program.parameters().size(); ++i) {
-    const auto size = static_cast<int64_t>(SizeOf(ParameterType(program, i)));
+    const auto size = int64_t(SizeOf(ParameterType(program, i)));
     if (!IsScalar(shape, i)) held += size;
     if (!IsLinear(shape, i)) continue;
     widest = std::max(widest, size);
     narrowest = std::min(narrowest, size);
   }
   for (size_t r = 0; r < program.results().size(); ++r) {
-    const auto size = static_cast<int64_t>(SizeOf(ResultType(program, r)));
+    const auto size = int64_t(SizeOf(ResultType(program, r)));
     widest = std::max(widest, size);
     narrowest = std::min(narrowest, size);
     written += size;
@@ -159,7 +159,7 @@ PointwiseConfig ConfigurePointwise(
     best.across = whole < vector && whole * widest < 8;
     if (!best.across) vector = whole;
   }
-  best.vector = static_cast<int>(vector);
+  best.vector = int(vector);
   best.tail = shape.count % vector != 0;
 
   // One vector a thread keeps memory busiest; narrower ones come in such numbers that they make up 16 bytes, and where
@@ -172,7 +172,7 @@ PointwiseConfig ConfigurePointwise(
     (items * vector * held > kMostHeld || items * vector * weight > kMostCode / 2 ||
       vectors < items * best.threads * 4 * gpu.multiprocessors))
     items /= 2;
-  best.items = static_cast<int>(items);
+  best.items = int(items);
   best.tiles = std::max<int64_t>(1, DivideUp(vectors, best.threads * items));
 
   // Room for the index of the last tile's last vector.
@@ -259,7 +259,7 @@ int MostVector(const void* address, size_t size) {
   // Accesses of 16 bytes and more take multiples of 16.
   const auto number = reinterpret_cast<uintptr_t>(address);
   if (number % 16 == 0) return kMostVector;
-  return std::max(1, static_cast<int>((number & (~number + 1)) / size));
+  return std::max(1, int((number & (~number + 1)) / size));
 }
 
 PointwisePlan PlanPointwise(
@@ -267,8 +267,8 @@ PointwisePlan PlanPointwise(
   const PointwiseConfig config = ConfigurePointwise(program, shape, gpu, most_vector);
   PointwisePlan plan;
   plan.arguments.resize(program.parameters().size() + program.results().size());
-  plan.arguments.push_back(static_cast<uint64_t>(shape.count / config.vector));
-  plan.arguments.push_back(static_cast<uint64_t>(shape.count));
+  plan.arguments.push_back(uint64_t(shape.count / config.vector));
+  plan.arguments.push_back(uint64_t(shape.count));
   const std::vector<uint64_t> numbers = MapOf(shape, config).Numbers();
   plan.arguments.insert(plan.arguments.end(), numbers.begin(), numbers.end());
   constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);

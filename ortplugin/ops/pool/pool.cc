@@ -188,11 +188,11 @@ int64_t OutSize(const ResizeAttributes& attributes, size_t axis, int64_t size) {
       Fail("spatial axis ", axis, " of the input has no elements, of which 'sizes' asks for ", attributes.sizes[axis]);
     return attributes.sizes[axis];
   }
-  const float out = static_cast<float>(size) * attributes.scales[axis];
-  if (!(out <= static_cast<float>(kLargest)))
+  const float out = float(size) * attributes.scales[axis];
+  if (!(out <= float(kLargest)))
     Fail("the scale ", attributes.scales[axis], " makes ", out, " elements of the ", size, " on spatial axis ", axis,
       "; there must be at most ", kLargest);
-  return static_cast<int64_t>(out);
+  return int64_t(out);
 }
 
 void InferResize(ShapeContext& context) {
@@ -259,8 +259,7 @@ ResizeShape FitResize(const ResizeAttributes& attributes, const Shape& input) {
     ResizeAxis& resized = shape.axes[kMostSpatial - spatial + axis];
     resized.size = input[first + axis];
     resized.out = shape.output[first + axis] = OutSize(attributes, axis, resized.size);
-    const float scale = attributes.scales.empty() ? static_cast<float>(resized.out) / static_cast<float>(resized.size)
-                                                  : attributes.scales[axis];
+    const float scale = attributes.scales.empty() ? float(resized.out) / float(resized.size) : attributes.scales[axis];
     is_copy = is_copy && scale == 1;
     resized.divisor = scale;
     resized.is_constant = false;
@@ -272,8 +271,8 @@ ResizeShape FitResize(const ResizeAttributes& attributes, const Shape& input) {
         break;
       case Coordinates::kAsymmetric: break;
       case Coordinates::kAlignCorners:
-        resized.factor = static_cast<float>(resized.size - 1);
-        resized.divisor = static_cast<float>(resized.out - 1);
+        resized.factor = float(resized.size - 1);
+        resized.divisor = float(resized.out - 1);
         resized.is_constant = resized.out == 1;
         break;
     }
@@ -286,9 +285,7 @@ ResizeShape FitResize(const ResizeAttributes& attributes, const Shape& input) {
   return shape;
 }
 
-float ResizeAxis::At(int64_t o) const {
-  return is_constant ? 0 : (static_cast<float>(o) + shift) * factor / divisor - shift;
-}
+float ResizeAxis::At(int64_t o) const { return is_constant ? 0 : (float(o) + shift) * factor / divisor - shift; }
 
 int64_t NearestOf(NearestMode mode, float at, int64_t size) {
   constexpr float kTie = 1e-6f;  // what counts as in the middle of two elements, as in ONNX Runtime: see pool.h
@@ -300,7 +297,7 @@ int64_t NearestOf(NearestMode mode, float at, int64_t size) {
     case NearestMode::kFloor: break;
     case NearestMode::kCeil: is_next = part > 0; break;
   }
-  return std::clamp(static_cast<int64_t>(below) + (is_next ? 1 : 0), int64_t{0}, size - 1);
+  return std::clamp(int64_t(below) + (is_next ? 1 : 0), int64_t{0}, size - 1);
 }
 
 const Operator kFusedPool = {

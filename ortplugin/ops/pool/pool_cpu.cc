@@ -112,7 +112,7 @@ class PoolSweep {
     : shape_(shape),
       w_(shape.windows),
       dtype_(dtype),
-      size_(static_cast<int64_t>(SizeOf(dtype))),
+      size_(int64_t(SizeOf(dtype))),
       count_include_pad_(count_include_pad),
       input_(static_cast<const char*>(input)),
       output_(static_cast<char*>(output)) {
@@ -126,12 +126,12 @@ class PoolSweep {
     if (shape_.is_global) return GlobalChannels(run);
     // Rows of output pixels, as many as are worth a task.
     const int64_t rows = shape_.outer * w_[0].out * w_[1].out;
-    double work = static_cast<double>(w_[2].out) * static_cast<double>(shape_.inner);  // of a row
-    for (const PoolWindow& w : w_) work *= static_cast<double>(std::clamp<int64_t>(w.size, 1, w.kernel));
-    const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(kTaskWork) / work));
+    double work = double(w_[2].out) * double(shape_.inner);  // of a row
+    for (const PoolWindow& w : w_) work *= double(std::clamp<int64_t>(w.size, 1, w.kernel));
+    const int64_t step = std::max<int64_t>(1, int64_t(double(kTaskWork) / work));
     const auto task = [&](size_t number) {
-      HostVector<T> lanes(static_cast<size_t>(w_[2].size + w_[2].out));
-      const int64_t first = static_cast<int64_t>(number) * step;
+      HostVector<T> lanes(size_t(w_[2].size + w_[2].out));
+      const int64_t first = int64_t(number) * step;
       for (int64_t row = first; row < std::min(rows, first + step); ++row)
         shape_.inner == 1 ? RowOfPixels(row, lanes.data()) : RowOfChannels(row, lanes);
     };
@@ -141,7 +141,7 @@ class PoolSweep {
  private:
   static void Tasks(Run& run, int64_t count, const std::function<void(size_t)>& task) {
     if (count == 1) return task(0);
-    run.parallel_for(static_cast<size_t>(count), task);
+    run.parallel_for(size_t(count), task);
   }
 
   static T Start() { return is_max ? Lowest<T>() : T(0); }
@@ -162,7 +162,7 @@ class PoolSweep {
   }
 
   int64_t Count(size_t axis, int64_t o) const {
-    return o < kMostCounts ? counts_[axis][static_cast<size_t>(o)] : w_[axis].Count(o, count_include_pad_);
+    return o < kMostCounts ? counts_[axis][size_t(o)] : w_[axis].Count(o, count_include_pad_);
   }
   int64_t RowCount(int64_t row) const { return Count(0, row / w_[1].out % w_[0].out) * Count(1, row % w_[1].out); }
 
@@ -177,7 +177,7 @@ class PoolSweep {
     const PoolWindow& w = w_[2];
     std::fill_n(sums, w.out, Start());
     ForRows(row, [&](const char* elements) {
-      const T* x = LanesOf(dtype_, elements, static_cast<size_t>(w.size), lanes);
+      const T* x = LanesOf(dtype_, elements, size_t(w.size), lanes);
       const Taps taps = w.InsideAny();
       if (taps.last - taps.first > w.out * std::min(w.kernel, w.size)) {  // windows far apart, most of them padding
         for (int64_t o = 0; o < w.out; ++o) {
@@ -198,13 +198,13 @@ class PoolSweep {
       const int64_t count = RowCount(row);
       for (int64_t o = 0; o < w.out; ++o) Divide(sums + o, 1, count * Count(2, o));
     }
-    StoreLanes(dtype_, sums, static_cast<size_t>(w.out), output_ + row * w.out * size_);
+    StoreLanes(dtype_, sums, size_t(w.out), output_ + row * w.out * size_);
   }
 
   // Channels last: the channels of a pixel at a time. The rows of the input become lanes first, in `memory`.
   void RowOfChannels(int64_t row, HostVector<T>& memory) const {
     const PoolWindow& w = w_[2];
-    const auto channels = static_cast<size_t>(shape_.inner), width = static_cast<size_t>(w.size) * channels;
+    const auto channels = size_t(shape_.inner), width = size_t(w.size) * channels;
     std::vector<const char*> stored;
     ForRows(row, [&](const char* elements) { stored.push_back(elements); });
     memory.resize(channels + (IsLanes(dtype_) ? 0 : stored.size() * width));
@@ -217,7 +217,7 @@ class PoolSweep {
       taps.clear();
       for (const T* x : rows)
         for (int64_t k = inside.first; k < inside.last; ++k)
-          taps.push_back(x + static_cast<size_t>(o * w.stride - w.pad_begin + k * w.dilation) * channels);
+          taps.push_back(x + size_t(o * w.stride - w.pad_begin + k * w.dilation) * channels);
       std::fill_n(sums, channels, Start());
       loops_.taps(taps.data(), taps.size(), sums, channels);
       if constexpr (!is_max) Divide(sums, shape_.inner, RowCount(row) * Count(2, o));
@@ -230,7 +230,7 @@ class PoolSweep {
 
   void Store(Sum total, T count, char* to) const {
     T lane = static_cast<T>(total);
-    if constexpr (!is_max) lane = static_cast<T>(total / static_cast<double>(count));
+    if constexpr (!is_max) lane = static_cast<T>(total / double(count));
     StoreLanes(dtype_, &lane, 1, to);
   }
 
@@ -239,11 +239,11 @@ class PoolSweep {
     const int64_t pixels = shape_.pixels(), step = std::max<int64_t>(1, kTaskWork / pixels);
     Tasks(run, DivideUp(shape_.outer, step), [&](size_t task) {
       std::vector<T> lanes(kBlock);
-      const int64_t first = static_cast<int64_t>(task) * step;
+      const int64_t first = int64_t(task) * step;
       for (int64_t image = first; image < std::min(shape_.outer, first + step); ++image) {
         Sum total = is_max ? static_cast<Sum>(Lowest<T>()) : Sum(0);
         for (int64_t at = 0; at < pixels; at += kBlock) {
-          const auto count = static_cast<size_t>(std::min<int64_t>(kBlock, pixels - at));
+          const auto count = size_t(std::min<int64_t>(kBlock, pixels - at));
           const T* x = LanesOf(dtype_, input_ + (image * pixels + at) * size_, count, lanes.data());
           if constexpr (is_max) {
             for (size_t i = 0; i < count; ++i) total = Combine<true>(total, x[i]);
@@ -263,10 +263,10 @@ class PoolSweep {
     const int64_t width = std::min<int64_t>(kBlock, shape_.inner);
     const int64_t part = DivideUp(std::max<int64_t>(kSegment, 2 * kTaskWork / width), kSegment) * kSegment;
     const int64_t parts = DivideUp(pixels, part);
-    HostVector<Sum> totals(static_cast<size_t>(shape_.outer * parts * shape_.inner));
+    HostVector<Sum> totals(size_t(shape_.outer * parts * shape_.inner));
     Tasks(run, shape_.outer * parts * blocks, [&](size_t task) {
-      const auto number = static_cast<int64_t>(task);
-      const int64_t c = number % blocks * static_cast<int64_t>(kBlock), first = number / blocks % parts * part;
+      const auto number = int64_t(task);
+      const int64_t c = number % blocks * int64_t(kBlock), first = number / blocks % parts * part;
       const int64_t image = number / (blocks * parts), last = std::min(pixels, first + part);
       const int64_t count = std::min<int64_t>(kBlock, shape_.inner - c);
       Sum* const total = totals.data() + number / blocks * shape_.inner + c;
@@ -276,8 +276,8 @@ class PoolSweep {
       for (int64_t at = first; at < last; at += kSegment) {
         std::fill_n(sums, count, Start());
         for (int64_t pixel = at; pixel < std::min(last, at + kSegment); ++pixel) {
-          const T* x = LanesOf(dtype_, input_ + ((image * pixels + pixel) * shape_.inner + c) * size_,
-            static_cast<size_t>(count), lanes.data());
+          const T* x = LanesOf(
+            dtype_, input_ + ((image * pixels + pixel) * shape_.inner + c) * size_, size_t(count), lanes.data());
           loops_.strided(x, 1, sums, count);
         }
         for (int64_t i = 0; i < count; ++i) total[i] = Combine<is_max>(total[i], static_cast<Sum>(sums[i]));

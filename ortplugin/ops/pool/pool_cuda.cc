@@ -19,15 +19,15 @@ constexpr int64_t kNarrow = int64_t{1} << 31;
 
 // The most elements, a power of two, of an access of at most 16 bytes that divides `along` and the addresses.
 int VectorOf(DType dtype, int64_t along, int alignment) {
-  auto vector = static_cast<int64_t>(std::min(16, alignment)) / static_cast<int64_t>(SizeOf(dtype));
+  auto vector = int64_t(std::min(16, alignment)) / int64_t(SizeOf(dtype));
   while (vector > 1 && along % vector != 0) vector /= 2;
-  return static_cast<int>(std::max<int64_t>(1, vector));
+  return int(std::max<int64_t>(1, vector));
 }
 
 // What every address is a multiple of, in bytes, up to 16.
 int AlignmentOf(const void* x, const void* y) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y) | 16;
-  return static_cast<int>(address & (~address + 1));
+  return int(address & (~address + 1));
 }
 
 void CheckSize(int64_t reach, size_t axis) {
@@ -48,9 +48,7 @@ void Push(std::vector<uint64_t>& block, const std::array<uint64_t, 2>& numbers) 
   block.insert(block.end(), numbers.begin(), numbers.end());
 }
 
-uint64_t Pair(int64_t low, int64_t high) {
-  return static_cast<uint32_t>(low) | static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32;
-}
+uint64_t Pair(int64_t low, int64_t high) { return uint32_t(low) | uint64_t(uint32_t(high)) << 32; }
 
 }  // namespace
 
@@ -87,20 +85,20 @@ PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const DeviceFacts&
   best.wide = pixels * shape.inner / best.vector >= kNarrow - 4096 * kItems;
   const int64_t vectors = shape.inner / (best.along ? 1 : best.vector);
   const int64_t steps = pixels / (best.along ? best.vector : 1);
-  const int64_t least = std::max<int64_t>(1, 64 / (best.vector * static_cast<int64_t>(SizeOf(dtype))));
+  const int64_t least = std::max<int64_t>(1, 64 / (best.vector * int64_t(SizeOf(dtype))));
   int64_t lanes = std::min<int64_t>(32, PowerUp(vectors));
   while (lanes > least && shape.outer * DivideUp(vectors, lanes) < gpu.multiprocessors) lanes /= 2;
-  best.lanes = static_cast<int>(lanes);
+  best.lanes = int(lanes);
   int64_t group = std::clamp<int64_t>(PowerUp(DivideUp(steps, 4)) * lanes, best.along ? 8 : 32, best.threads);
   const int64_t chunks = DivideUp(vectors, lanes);
-  if (!best.along) best.threads = static_cast<int>(group);
+  if (!best.along) best.threads = int(group);
   const auto loads = [&] { return DivideUp(steps * lanes, group * best.cluster); };
   while (gpu.has_clusters() && best.cluster < 8 && group == best.threads && loads() > kItems &&
     shape.outer * chunks * best.cluster < gpu.multiprocessors)
     best.cluster *= 2;
   if (group == best.threads && loads() > 2 * kItems) group = best.threads = 2 * best.threads;
-  best.group = static_cast<int>(group);
-  best.items = static_cast<int>(std::min(kItems, PowerUp(loads())));
+  best.group = int(group);
+  best.items = int(std::min(kItems, PowerUp(loads())));
   best.blocks = DivideUp(shape.outer * chunks, best.threads / group);
   best.blocks *= best.cluster;
   return best;
@@ -139,10 +137,10 @@ std::string PoolSource(
 
 std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& config) {
   std::vector<uint64_t> block(2);  // the pointers
-  const auto add = [&](int64_t number) { block.push_back(static_cast<uint64_t>(number)); };
+  const auto add = [&](int64_t number) { block.push_back(uint64_t(number)); };
   if (shape.is_global) {
     const int64_t inner = shape.inner / (config.along ? 1 : config.vector);
-    const double share = shape.pixels() == 0 ? 0 : 1.0 / static_cast<double>(shape.pixels());
+    const double share = shape.pixels() == 0 ? 0 : 1.0 / double(shape.pixels());
     add(shape.outer);
     add(shape.pixels() / (config.along ? config.vector : 1));
     add(inner);
@@ -158,9 +156,8 @@ std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& co
   for (const PoolWindow& w : shape.windows) add(w.size);
   for (const PoolWindow& w : shape.windows) add(w.out);
   for (const PoolWindow& w : shape.windows) add(w.pad_end);
-  Push(block, MakeDivider(static_cast<uint64_t>(inner), config.wide));
-  for (const size_t axis : {2, 1, 0})
-    Push(block, MakeDivider(static_cast<uint64_t>(shape.windows[axis].out), config.wide));
+  Push(block, MakeDivider(uint64_t(inner), config.wide));
+  for (const size_t axis : {2, 1, 0}) Push(block, MakeDivider(uint64_t(shape.windows[axis].out), config.wide));
   return block;
 }
 
@@ -194,7 +191,7 @@ std::string ResizeSource(
   constexpr const char* kIsNext[] = {"part - 0.5f > 1e-6f", "part - 0.5f >= -1e-6f", "false", "part > 0.0f"};
   int axes = 1;
   for (size_t axis = 0; axis < 2; ++axis)
-    if (axes == 1 && (shape.axes[axis].size > 1 || shape.axes[axis].out > 1)) axes = 3 - static_cast<int>(axis);
+    if (axes == 1 && (shape.axes[axis].size > 1 || shape.axes[axis].out > 1)) axes = 3 - int(axis);
   std::ostringstream text;
   text << kCommonSource << "\n";
   DescribeTypes(text, dtype, false);
@@ -202,7 +199,7 @@ std::string ResizeSource(
        << Defines({{"VECTOR", config.vector}, {"ALONG", config.along}, {"IMAGES", config.images},
             {"IS_LINEAR", attributes.is_linear}})
        << "#define SHIFT " << (shape.axes[2].shift == 0 ? "0.0f" : "0.5f") << "\n#define IS_NEXT(part) ("
-       << kIsNext[static_cast<size_t>(attributes.nearest)] << ")\n"
+       << kIsNext[size_t(attributes.nearest)] << ")\n"
        << Defines({{"AXES", axes}, {"THREADS", config.threads}}) << "\n"
        << kResizeSource;
   return text.str();
@@ -210,7 +207,7 @@ std::string ResizeSource(
 
 std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeConfig& config) {
   std::vector<uint64_t> block(2);  // the pointers
-  const auto add = [&](int64_t number) { block.push_back(static_cast<uint64_t>(number)); };
+  const auto add = [&](int64_t number) { block.push_back(uint64_t(number)); };
   const int64_t inner = config.along ? 1 : shape.inner / config.vector;
   add(config.count);
   add(shape.outer);
@@ -223,9 +220,9 @@ std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeConf
     block.push_back(Pair(bits[0], bits[1]));
     block.push_back(Pair(axis.size, axis.out));
   }
-  Push(block, MakeDivider(static_cast<uint64_t>(inner), config.wide));
-  Push(block, MakeDivider(static_cast<uint64_t>(shape.axes[2].out / (config.along ? config.vector : 1)), config.wide));
-  for (const size_t axis : {1, 0}) Push(block, MakeDivider(static_cast<uint64_t>(shape.axes[axis].out), config.wide));
+  Push(block, MakeDivider(uint64_t(inner), config.wide));
+  Push(block, MakeDivider(uint64_t(shape.axes[2].out / (config.along ? config.vector : 1)), config.wide));
+  for (const size_t axis : {1, 0}) Push(block, MakeDivider(uint64_t(shape.axes[axis].out), config.wide));
   return block;
 }
 
@@ -334,9 +331,8 @@ class CudaPool : public CudaImages {
     // Each thread goes over a whole window.
     constexpr double kMostOfWindow = 1e9, kMostInAll = 1e13;  // seconds of one thread, minutes of all
     double taps = 1;
-    for (const PoolWindow& w : shape.windows) taps *= static_cast<double>(w.kernel);
-    if (!shape.is_global &&
-      (taps > kMostOfWindow || taps * static_cast<double>(ElementCount(shape.output)) > kMostInAll))
+    for (const PoolWindow& w : shape.windows) taps *= double(w.kernel);
+    if (!shape.is_global && (taps > kMostOfWindow || taps * double(ElementCount(shape.output)) > kMostInAll))
       Fail("each window has ", taps, " elements, most of them padding: more than the GPU's kernel goes over in ",
         "reasonable time; use a smaller kernel_shape");
     for (size_t axis = 0; axis < kMostSpatial; ++axis) {

@@ -26,9 +26,9 @@ Place PlaceOf(const ResizeAttributes& attributes, const ResizeAxis& axis, int64_
     const int64_t nearest = NearestOf(attributes.nearest, axis.At(o), axis.size);
     return {nearest, nearest, 0};
   }
-  const float at = std::clamp(axis.At(o), 0.0f, static_cast<float>(axis.size - 1));
-  const auto low = std::min(static_cast<int64_t>(at), axis.size - 1);
-  return {low, std::min(low + 1, axis.size - 1), at - static_cast<float>(low)};
+  const float at = std::clamp(axis.At(o), 0.0f, float(axis.size - 1));
+  const auto low = std::min(int64_t(at), axis.size - 1);
+  return {low, std::min(low + 1, axis.size - 1), at - float(low)};
 }
 
 // Of the elements [first, last) of a row.
@@ -57,9 +57,9 @@ class CpuResize : public Kernel {
     const int64_t rows = shape.outer * shape.axes[0].out * shape.axes[1].out, segments = DivideUp(last.out, kSegment);
     const int64_t step = segments > 1 ? 1 : std::max<int64_t>(1, kSegment / (last.out * shape.inner));
     const std::vector<Place> whole = Places(attributes_, last, 0, segments > 1 ? 0 : last.out);
-    run.parallel_for(static_cast<size_t>(DivideUp(rows, step) * segments), [&](size_t task) {
+    run.parallel_for(size_t(DivideUp(rows, step) * segments), [&](size_t task) {
       HostVector<double> memory;  // for lanes of either type
-      const int64_t number = static_cast<int64_t>(task), first = number / segments * step;
+      const int64_t number = int64_t(task), first = number / segments * step;
       const int64_t first_out = number % segments * kSegment;
       const std::vector<Place> segment = segments > 1
         ? Places(attributes_, last, first_out, std::min(last.out, first_out + kSegment))
@@ -69,7 +69,7 @@ class CpuResize : public Kernel {
         const Line line{PlaceOf(attributes_, shape.axes[0], row / shape.axes[1].out % shape.axes[0].out),
           PlaceOf(attributes_, shape.axes[1], row % shape.axes[1].out), row / (shape.axes[1].out * shape.axes[0].out),
           places};
-        char* const y = output + static_cast<size_t>((row * last.out + first_out) * shape.inner) * SizeOf(dtype);
+        char* const y = output + size_t((row * last.out + first_out) * shape.inner) * SizeOf(dtype);
         const auto* const x = static_cast<const char*>(input.data);
         if (!attributes_.is_linear) {
           Nearest(shape, line, SizeOf(dtype), x, y);
@@ -96,15 +96,15 @@ class CpuResize : public Kernel {
   }
 
   static void Nearest(const ResizeShape& shape, const Line& line, size_t size, const char* input, char* y) {
-    const auto width = static_cast<size_t>(shape.inner) * size;
-    const char* const x = input + static_cast<size_t>(RowOf(shape, line, line.d.low, line.h.low)) * size;
+    const auto width = size_t(shape.inner) * size;
+    const char* const x = input + size_t(RowOf(shape, line, line.d.low, line.h.low)) * size;
     switch (width) {
       case 1: return Gather<uint8_t>(line.places, x, y);
       case 2: return Gather<uint16_t>(line.places, x, y);
       case 4: return Gather<uint32_t>(line.places, x, y);
       default:
         for (const Place& place : line.places) {
-          std::memcpy(y, x + static_cast<size_t>(place.low) * width, width);
+          std::memcpy(y, x + size_t(place.low) * width, width);
           y += width;
         }
     }
@@ -113,7 +113,7 @@ class CpuResize : public Kernel {
   template <typename T>
   static void Gather(const std::vector<Place>& places, const char* x, char* y) {
     for (const Place& place : places) {
-      std::memcpy(y, x + static_cast<size_t>(place.low) * sizeof(T), sizeof(T));
+      std::memcpy(y, x + size_t(place.low) * sizeof(T), sizeof(T));
       y += sizeof(T);
     }
   }
@@ -126,15 +126,15 @@ class CpuResize : public Kernel {
     const std::vector<Place>& places = line.places;
     const int64_t first_out = places.front().low, inner = shape.inner;  // places ascend
     const int64_t width = (places.back().high - first_out + 1) * inner;
-    const auto out_width = static_cast<int64_t>(places.size()) * inner;
-    memory.resize(static_cast<size_t>(2 * width + out_width));
+    const auto out_width = int64_t(places.size()) * inner;
+    memory.resize(size_t(2 * width + out_width));
     T* const blended = reinterpret_cast<T*>(memory.data());
     T *const loaded = blended + width, *const made = loaded + width;
     bool is_first = true;
     for (const auto& [at_d, weight_d] : Sides<T>(line.d))
       for (const auto& [at_h, weight_h] : Sides<T>(line.h)) {
         const int64_t from = RowOf(shape, line, at_d, at_h) + first_out * inner;
-        LoadLanes(dtype, input + static_cast<size_t>(from) * SizeOf(dtype), static_cast<size_t>(width), loaded);
+        LoadLanes(dtype, input + size_t(from) * SizeOf(dtype), size_t(width), loaded);
         const T weight = weight_d * weight_h;
         if (is_first) {
           for (int64_t i = 0; i < width; ++i) blended[i] = weight * loaded[i];
@@ -157,7 +157,7 @@ class CpuResize : public Kernel {
       }
       to += inner;
     }
-    StoreLanes(dtype, made, static_cast<size_t>(out_width), y);
+    StoreLanes(dtype, made, size_t(out_width), y);
   }
 
   // The one or two elements of a place, with their weights.

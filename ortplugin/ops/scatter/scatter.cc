@@ -126,10 +126,8 @@ std::vector<int64_t> BroadcastStrides(const Shape& shape) {
   return strides;
 }
 
-Shape Head(const Shape& shape, size_t count) {
-  return Shape(shape.begin(), shape.begin() + static_cast<int64_t>(count));
-}
-Shape Tail(const Shape& shape, size_t first) { return Shape(shape.begin() + static_cast<int64_t>(first), shape.end()); }
+Shape Head(const Shape& shape, size_t count) { return Shape(shape.begin(), shape.begin() + int64_t(count)); }
+Shape Tail(const Shape& shape, size_t first) { return Shape(shape.begin() + int64_t(first), shape.end()); }
 
 constexpr Term kNoSteps{1, 0, 0};
 
@@ -137,10 +135,10 @@ void FitND(const Shape& indices, const Shape& updates, ScatterShape* fit) {
   const Shape& data = fit->shape;
   if (indices.empty()) Fail("indices is a scalar but must have an axis for the components of an index");
   const int64_t depth = indices.back();
-  if (data.empty() || depth < 1 || depth > static_cast<int64_t>(data.size()))
+  if (data.empty() || depth < 1 || depth > int64_t(data.size()))
     Fail("the indices' shape ", ToString(indices), " asks for indices of ", depth, " components into data of shape ",
       ToString(data));
-  const auto count = static_cast<size_t>(depth);
+  const auto count = size_t(depth);
   Shape wanted = Head(indices, indices.size() - 1);
   const Shape rest = Tail(data, count);
   fit->units = ElementCount(wanted);
@@ -159,13 +157,13 @@ void FitND(const Shape& indices, const Shape& updates, ScatterShape* fit) {
 
 void FitElements(int64_t given_axis, const Shape& indices, const Shape& updates, ScatterShape* fit) {
   const Shape& data = fit->shape;
-  const auto rank = static_cast<int64_t>(data.size());
+  const auto rank = int64_t(data.size());
   const int64_t axis = given_axis < 0 ? given_axis + rank : given_axis;
   if (axis < 0 || axis >= rank) Fail("axis ", given_axis, " is out of range for data of shape ", ToString(data));
   if (indices.size() != data.size() || updates.size() != data.size())
     Fail("data ", ToString(data), ", indices ", ToString(indices), " and updates ", ToString(updates),
       " must have one rank");
-  const auto along = static_cast<size_t>(axis);
+  const auto along = size_t(axis);
   for (size_t i = 0; i < data.size(); ++i) {
     if (indices[i] != updates[i] && indices[i] != 1)
       Fail("indices of shape ", ToString(indices), " are not, and do not broadcast to, the updates' shape ",
@@ -192,16 +190,15 @@ void FitSlice(const ScatterAttributes& attributes, const Shape& starts, const Sh
   const Shape& data = fit->shape;
   const std::vector<int64_t>& axes = attributes.axes;
   const bool is_scalar = starts.empty() && axes.size() == 1;
-  if (!is_scalar && (starts.size() != 1 || starts[0] != static_cast<int64_t>(axes.size())))
+  if (!is_scalar && (starts.size() != 1 || starts[0] != int64_t(axes.size())))
     Fail("starts has the shape ", ToString(starts), " but must have an element for each of the ", axes.size(), " axes");
   if (updates.size() != data.size())
     Fail("updates ", ToString(updates), " and data ", ToString(data), " must have one rank");
   Shape region = data;
   std::vector<size_t> component(data.size(), axes.size());  // of each axis; axes.size(): it has none
   for (size_t c = 0; c < axes.size(); ++c) {
-    if (axes[c] >= static_cast<int64_t>(data.size()))
-      Fail("axis ", axes[c], " is out of range for data of shape ", ToString(data));
-    const auto axis = static_cast<size_t>(axes[c]);
+    if (axes[c] >= int64_t(data.size())) Fail("axis ", axes[c], " is out of range for data of shape ", ToString(data));
+    const auto axis = size_t(axes[c]);
     component[axis] = c;
     region[axis] = updates[axis];
     int64_t span = 0;
@@ -222,7 +219,7 @@ void FitSlice(const ScatterAttributes& attributes, const Shape& starts, const Sh
   fit->slots = ElementCount(slots);
   std::vector<int64_t> strides = StridesOf(slots);
   for (size_t c = 0; c < axes.size(); ++c) {
-    const auto axis = static_cast<size_t>(axes[c]);
+    const auto axis = size_t(axes[c]);
     std::vector<int64_t> steps(units.size(), 0);
     steps[axis] = attributes.steps[c];
     const std::vector<Term> terms = MakeTerms(units, steps);
@@ -315,8 +312,8 @@ void CheckScatterTypes(const ScatterAttributes& attributes, const std::vector<or
       Fail("data is of dtype ", NameOfOrt(data),
         ", whose elements are not whole bytes of fixed number; leave the node ", "to ONNX's own operator");
     if (attributes.reduction != Reduction::kNone && !IsArithmetic(data))
-      Fail("data is of dtype ", NameOfOrt(data), ", which has no reduction '",
-        kReductions[static_cast<int>(attributes.reduction)], "'");
+      Fail("data is of dtype ", NameOfOrt(data), ", which has no reduction '", kReductions[int(attributes.reduction)],
+        "'");
     if (updates != ort::kUndefined && updates != data)
       Fail("updates is of dtype ", NameOfOrt(updates), " but data of ", NameOfOrt(data));
   }

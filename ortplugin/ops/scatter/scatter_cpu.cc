@@ -40,10 +40,10 @@ int InParallel(Run& run, int64_t count, int64_t each, const std::function<void(i
     return 1;
   }
   std::atomic<int> running{0}, most{1};
-  run.parallel_for(static_cast<size_t>(pieces), [&](size_t piece) {
+  run.parallel_for(size_t(pieces), [&](size_t piece) {
     const int now = ++running;
     for (int known = most; now > known && !most.compare_exchange_weak(known, now);) continue;
-    const int64_t first = static_cast<int64_t>(piece) * each;
+    const int64_t first = int64_t(piece) * each;
     body(first, std::min(count, first + each));
     --running;
   });
@@ -128,7 +128,7 @@ int64_t SumAt(const std::vector<Term>& terms, int64_t unit) {
 
 // SumAt for the first units, without dividing for each.
 std::vector<int64_t> SumsOf(const std::vector<Term>& terms, int64_t units) {
-  std::vector<int64_t> sums(static_cast<size_t>(units), 0);
+  std::vector<int64_t> sums(size_t(units), 0);
   for (const Term& term : terms) {
     int64_t units_left = term.divisor, steps_left = term.modulus, value = 0;
     for (int64_t& sum : sums) {
@@ -153,11 +153,11 @@ ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int
   bool bad = false;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t given = indices[at(i)];
-    bad |= static_cast<uint64_t>(given) + static_cast<uint64_t>(size) >= static_cast<uint64_t>(size) * 2;
+    bad |= uint64_t(given) + uint64_t(size) >= uint64_t(size) * 2;
     // Unsigned: of an index that is out of range the slot is any number, which nobody uses.
-    const uint64_t share = static_cast<uint64_t>(given < 0 ? given + size : given) * static_cast<uint64_t>(stride);
-    const uint64_t before = static_cast<uint64_t>(is_first ? first_item + (base != nullptr ? base[i] : 0) : slots[i]);
-    slots[i] = static_cast<int64_t>(before + share);
+    const uint64_t share = uint64_t(given < 0 ? given + size : given) * uint64_t(stride);
+    const uint64_t before = uint64_t(is_first ? first_item + (base != nullptr ? base[i] : 0) : slots[i]);
+    slots[i] = int64_t(before + share);
   }
   return !bad;
 }
@@ -209,8 +209,7 @@ class Blocks {
   bool Find(int64_t unit, int64_t count, int64_t* slots) const {
     const Index* from = static_cast<const Index*>(indices_.data) + SumAt(fit_.index, unit);
     const int64_t first_item = SumAt(fit_.base, unit), step = is_even_ ? fit_.index[0].stride : 0;
-    if (!is_even_)
-      return Add(from, [&](int64_t i) { return index_[static_cast<size_t>(i)]; }, first_item, count, slots);
+    if (!is_even_) return Add(from, [&](int64_t i) { return index_[size_t(i)]; }, first_item, count, slots);
     if (step == 1) return Add(from, [](int64_t i) { return i; }, first_item, count, slots);
     return Add(from, [step](int64_t i) { return i * step; }, first_item, count, slots);
   }
@@ -252,8 +251,7 @@ template <typename Index>
       const int64_t size = fit.components[c].size, value = indices[offset];
       if (value >= -size && value < size) continue;
       Fail("the index ", value, " at ", PositionOf(offset, shape), " of indices is out of range: axis ",
-        first_axis + static_cast<int64_t>(c), " of data has size ", size, ", so that it must be from ", -size, " to ",
-        size - 1);
+        first_axis + int64_t(c), " of data has size ", size, ", so that it must be from ", -size, " to ", size - 1);
     }
   }
   FailOnChange();
@@ -266,14 +264,14 @@ template <typename Id>
 class Links {
  public:
   explicit Links(const HostVector<int64_t>& slots) : next_(slots.size()), is_first_(slots.size(), 1) {
-    const auto units = static_cast<int64_t>(slots.size());
+    const auto units = int64_t(slots.size());
     // A hash table of each slot's last unit so far, at most half full.
     int bits = 1;
     while ((int64_t{1} << bits) < 2 * units) ++bits;
     HostVector<Id> last(size_t{1} << bits, Id{-1});
     for (int64_t unit = 0; unit < units; ++unit) {
       const int64_t slot = slots[At(unit)];
-      size_t place = static_cast<size_t>(static_cast<uint64_t>(slot) * 0x9e3779b97f4a7c15u >> (64 - bits));
+      size_t place = size_t(uint64_t(slot) * 0x9e3779b97f4a7c15u >> (64 - bits));
       while (last[place] >= 0 && slots[At(last[place])] != slot) place = (place + 1) & (last.size() - 1);
       if (last[place] >= 0) {
         next_[At(last[place])] = static_cast<Id>(unit);
@@ -288,7 +286,7 @@ class Links {
   int64_t Next(int64_t unit) const { return next_[At(unit)]; }
 
  private:
-  static size_t At(int64_t unit) { return static_cast<size_t>(unit); }
+  static size_t At(int64_t unit) { return size_t(unit); }
   HostVector<Id> next_;
   HostVector<uint8_t> is_first_;
 };
@@ -314,7 +312,7 @@ void CheckStarts(Work& work, const Shape& updates) {
   const auto* starts = static_cast<const int64_t*>(work.indices.data);
   for (size_t c = 0; c < work.attributes.axes.size(); ++c) {
     const int64_t axis = work.attributes.axes[c], size = work.fit.components[c].size, step = work.attributes.steps[c];
-    const int64_t count = updates[static_cast<size_t>(axis)], span = (count - 1) * step;  // fits: see FitSlice
+    const int64_t count = updates[size_t(axis)], span = (count - 1) * step;  // fits: see FitSlice
     const int64_t lowest = span < 0 ? -span : 0, highest = size - 1 - (span > 0 ? span : 0);
     const int64_t start = starts[c] < 0 ? starts[c] + size : starts[c];
     if (start < lowest || start > highest)
@@ -333,7 +331,7 @@ void CheckIndices(Work& work, const Shape& shape) {
     if (!blocks.ForEach(first, last, [](const Block&) {})) valid = false;
   });
   if (valid) return;
-  const auto rank = static_cast<int64_t>(work.fit.shape.size());
+  const auto rank = int64_t(work.fit.shape.size());
   const int64_t axis = work.attributes.axis < 0 ? work.attributes.axis + rank : work.attributes.axis;
   const int64_t first_axis = work.attributes.kind == ScatterKind::kElements ? axis : 0;
   if (work.indices.type == ort::kInt32)
@@ -372,12 +370,11 @@ void WriteSlice(Work& work) {
       char* to = first_item + SumAt(terms, unit) * bytes;
       const char* from = work.updates + SumAt(fit.update, unit) * size;
       if (to_step == bytes && from_step == bytes) {  // one after another on both sides
-        std::memcpy(to, from, static_cast<size_t>(bytes * count));
+        std::memcpy(to, from, size_t(bytes * count));
       } else if (fit.width == 1) {
         for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, size);
       } else {
-        for (int64_t i = 0; i < count; ++i)
-          std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(bytes));
+        for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, size_t(bytes));
       }
     }
   });
@@ -441,7 +438,7 @@ void ByColumns(Work& work, const Units& all, Apply* apply) {
 
 void BySlots(Work& work, const Units& all, Apply* apply) {
   const int64_t slots_in_all = work.fit.slots;
-  const int64_t parts = std::min(kMostParts, static_cast<int64_t>(work.threads));
+  const int64_t parts = std::min(kMostParts, int64_t(work.threads));
   const int64_t each = DivideUp(slots_in_all, parts);
   InParallel(work.run, slots_in_all, each, [&](int64_t first, int64_t last) {
     Units units = all;
@@ -451,8 +448,8 @@ void BySlots(Work& work, const Units& all, Apply* apply) {
       int32_t chosen[kBlock];  // without a branch, which nobody could predict
       int64_t found = 0;
       for (int64_t i = 0; i < block.count; ++i) {
-        chosen[found] = static_cast<int32_t>(i);
-        found += static_cast<uint64_t>(block.slots[i] - first) < static_cast<uint64_t>(last - first);
+        chosen[found] = int32_t(i);
+        found += uint64_t(block.slots[i] - first) < uint64_t(last - first);
       }
       units.block.count = found;
       units.chosen = chosen;
@@ -481,7 +478,7 @@ void AssignRows(const Units& units) {
   const auto* updates = static_cast<const char*>(units.updates);
   const int64_t size = units.size;
   ForUnits(units, [&](int64_t to, int64_t from, int64_t count) {
-    std::memcpy(out + to * size, updates + from * size, static_cast<size_t>(count * size));
+    std::memcpy(out + to * size, updates + from * size, size_t(count * size));
   });
 }
 
@@ -521,11 +518,11 @@ void ReduceInOrder(Work& work) {
 template <typename T>
 void ReduceInCopy(Work& work, Apply* fold) {
   auto* out = reinterpret_cast<T*>(work.out);
-  const auto elements = static_cast<size_t>(work.fit.elements);
+  const auto elements = size_t(work.fit.elements);
   HostVector<float> folded(elements);
   HostVector<uint8_t> is_met(elements, 0);  // the others keep their bits
   InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) folded[static_cast<size_t>(i)] = Precise<T>::Load(out[i]);
+    for (int64_t i = first; i < last; ++i) folded[size_t(i)] = Precise<T>::Load(out[i]);
   });
   Units units = UnitsOf(work);
   units.out = folded.data();
@@ -533,7 +530,7 @@ void ReduceInCopy(Work& work, Apply* fold) {
   InOrder(work, units, fold);
   InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i)
-      if (is_met[static_cast<size_t>(i)]) out[i] = Precise<T>::Store(folded[static_cast<size_t>(i)]);
+      if (is_met[size_t(i)]) out[i] = Precise<T>::Store(folded[size_t(i)]);
   });
 }
 
@@ -543,7 +540,7 @@ void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const AnyLinks& 
   const auto* updates = reinterpret_cast<const T*>(work.updates);
   constexpr int64_t kColumns = 512;
   const int64_t width = work.fit.width, pieces = DivideUp(width, kColumns);
-  const int64_t columns = std::min(width, kColumns), size = static_cast<int64_t>(sizeof(T));
+  const int64_t columns = std::min(width, kColumns), size = int64_t(sizeof(T));
   InParallel(work.run, work.fit.units * pieces, DivideUp(kTaskBytes / 8, columns * size),
     [&](int64_t first_item, int64_t last_item) {
       typename Precise<T>::Type folded[kColumns];
@@ -551,7 +548,7 @@ void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const AnyLinks& 
         const int64_t first = pieces == 1 ? item : item / pieces, column = (item - first * pieces) * kColumns;
         if (!links.IsFirst(first)) continue;
         const int64_t count = std::min(width - column, kColumns);
-        T* to = out + slots[static_cast<size_t>(first)] * width + column;
+        T* to = out + slots[size_t(first)] * width + column;
         for (int64_t j = 0; j < count; ++j) folded[j] = Precise<T>::Load(to[j]);
         for (int64_t unit = first; unit >= 0; unit = links.Next(unit)) {
           const T* update = updates + unit * width + column;
@@ -636,8 +633,7 @@ class CpuScatter : public Kernel {
     const bool is_slice = attributes_.kind == ScatterKind::kSlice,
                is_replacing = attributes_.reduction == Reduction::kNone;
     const ScatterShape fit = FitScatter(attributes_, shapes);
-    Work work{
-      attributes_, run, fit, data.type, static_cast<int64_t>(ScatterBytes(data.type)), indices, nullptr, nullptr, {}};
+    Work work{attributes_, run, fit, data.type, int64_t(ScatterBytes(data.type)), indices, nullptr, nullptr, {}};
     if (!fit.is_empty()) is_slice ? CheckStarts(work, update_shape) : CheckIndices(work, shapes[attributes_.indices()]);
 
     work.out = static_cast<char*>(run.output(0, fit.shape, ScatterBytes(data.type)));
@@ -651,9 +647,8 @@ class CpuScatter : public Kernel {
     const bool is_overwritten = fit.slots == 1 && is_replacing && !fit.is_empty();
     if (bytes > 0 && work.out != data.data && !is_overwritten) {
       const char* from = static_cast<const char*>(data.data);
-      const int threads = InParallel(run, bytes, kTaskBytes, [&](int64_t first, int64_t last) {
-        std::memcpy(work.out + first, from + first, static_cast<size_t>(last - first));
-      });
+      const int threads = InParallel(run, bytes, kTaskBytes,
+        [&](int64_t first, int64_t last) { std::memcpy(work.out + first, from + first, size_t(last - first)); });
       work.threads = std::max(work.threads, threads);
     }
     if (fit.is_empty()) return;

@@ -87,7 +87,7 @@ ScatterChoice ChooseScatter(
   if (attributes.unique) return with(ScatterForm::kWrite);
   int64_t few = kFewUnits;
   if (!is_assignment && !MayBeAtomic(attributes, type)) {
-    const int64_t bytes = shape.width * static_cast<int64_t>(ScatterBytes(type));
+    const int64_t bytes = shape.width * int64_t(ScatterBytes(type));
     for (const auto& [most_bytes, most_units] : kFewSorted)
       if (bytes <= most_bytes) {
         few = most_units;
@@ -104,9 +104,9 @@ ScatterChoice ChooseScatter(
 ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
   const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses) {
   const bool is_assignment = attributes.reduction == Reduction::kNone;
-  const auto bytes = static_cast<int64_t>(ScatterBytes(type));
+  const auto bytes = int64_t(ScatterBytes(type));
   const auto aligned = [&](uintptr_t address) {
-    return std::max<int64_t>(1, std::gcd(static_cast<int64_t>(address % 16), int64_t{16}) / bytes);
+    return std::max<int64_t>(1, std::gcd(int64_t(address % 16), int64_t{16}) / bytes);
   };
   const int64_t output = aligned(addresses.data_and_output), updates = aligned(addresses.updates);
   const int64_t widest = 16 / bytes;
@@ -117,12 +117,12 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   const auto is_whole = [&] { return shape.width % vector == 0 && vector <= updates; };
   // One element at a time is looked for where slots begin within accesses; 16 of them take too many registers.
   if (choice.form == ScatterForm::kFused && (!is_whole() || !is_assignment)) vector = std::min<int64_t>(vector, 8);
-  variant.vector = static_cast<int>(vector);
+  variant.vector = int(vector);
   const auto is_linear = [](const std::vector<Term>& terms) {
     return terms.size() == 1 && terms[0].divisor == 1 && terms[0].modulus == 0;
   };
   const int64_t most =
-    std::max({shape.elements, shape.units * shape.width, shape.units * static_cast<int64_t>(shape.components.size())});
+    std::max({shape.elements, shape.units * shape.width, shape.units * int64_t(shape.components.size())});
   variant.wide = most >= int64_t{1} << 31;
   variant.components = shape.components.size();
   if (choice.form == ScatterForm::kCopy) {  // nothing of the units matters
@@ -175,17 +175,17 @@ std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType 
        << "typedef " << integer(bytes == 1 ? 4 : std::min<size_t>(bytes, 8), false) << " word_t;\n"
        << "typedef " << (variant.is_int32 ? "int" : "long long") << " index_t;\n"
        << "typedef " << (variant.wide ? "unsigned long long" : "unsigned") << " count_t;\n"
-       << Defines({{"REDUCTION", static_cast<int>(reduction)}, {"IS_FLOATING", is_floating},
-            {"HAS_ATOMIC_ADD", has_atomic_add}, {"HAS_ATOMIC_MIN", has_atomic_min}, {"VECTOR", variant.vector},
-            {"WHOLE", variant.whole}, {"IS_NARROW", variant.narrow}, {"IS_SINGLE", variant.single},
-            {"IS_COVERING", variant.covering}, {"IS_SMALL", variant.small}, {"IS_OWNED", variant.choice.owned},
+       << Defines({{"REDUCTION", int(reduction)}, {"IS_FLOATING", is_floating}, {"HAS_ATOMIC_ADD", has_atomic_add},
+            {"HAS_ATOMIC_MIN", has_atomic_min}, {"VECTOR", variant.vector}, {"WHOLE", variant.whole},
+            {"IS_NARROW", variant.narrow}, {"IS_SINGLE", variant.single}, {"IS_COVERING", variant.covering},
+            {"IS_SMALL", variant.small}, {"IS_OWNED", variant.choice.owned},
             {"IS_UNIQUE", attributes.unique && variant.choice.atomic}, {"IS_ATOMIC", variant.choice.atomic},
             {"IS_SLICE", attributes.kind == ScatterKind::kSlice}, {"COMPONENTS", variant.components},
             {"BASE_TERMS", variant.base_terms}, {"INDEX_TERMS", variant.index_terms},
             {"UPDATE_TERMS", variant.update_terms}, {"INDEX_IS_LINEAR", variant.index_is_linear},
             {"UPDATE_IS_LINEAR", variant.update_is_linear}})
        << "#define COPY 0\n#define FUSED 1\n#define FEW 2\n#define WRITE 3\n#define SORT 4\n"
-       << "#define FORM " << static_cast<int>(variant.choice.form) << "\n\n"
+       << "#define FORM " << int(variant.choice.form) << "\n\n"
        << kScatterSource;
   if (variant.choice.form == ScatterForm::kSort) text << "\n" << kScatterSortSource;
   return text.str();
@@ -197,7 +197,7 @@ namespace {
 enum Pointer : size_t { kData, kIndices, kUpdates, kOutput, kPointers };
 std::vector<uint64_t> Arguments(const ScatterShape& shape, bool is_copy) {
   std::vector<uint64_t> block(kPointers, 0);
-  const auto add = [&](int64_t number) { block.push_back(static_cast<uint64_t>(number)); };
+  const auto add = [&](int64_t number) { block.push_back(uint64_t(number)); };
   const auto add_terms = [&](const std::vector<Term>& terms) {
     for (const Term& term : terms) {
       add(term.divisor);
@@ -237,15 +237,15 @@ SortLayout LaySort(const ScatterShape& shape, bool wide) {
   SortLayout sort{};
   int key_bits = 1;
   while (key_bits < 63 && shape.slots >> key_bits != 0) ++key_bits;  // a key is at most `slots`
-  sort.passes = static_cast<int>(DivideUp(key_bits, kDigitBits));
-  sort.bits = static_cast<int>(DivideUp(key_bits, sort.passes));
+  sort.passes = int(DivideUp(key_bits, kDigitBits));
+  sort.bits = int(DivideUp(key_bits, sort.passes));
   sort.tiles = DivideUp(shape.units, kSortThreads * (wide ? 8 : 16));
-  const auto passes = static_cast<size_t>(sort.passes);
+  const auto passes = size_t(sort.passes);
   sort.published = passes * kDigits;
-  sort.tickets = sort.published + passes * static_cast<size_t>(sort.tiles) * kDigits;
+  sort.tickets = sort.published + passes * size_t(sort.tiles) * kDigits;
   sort.cleared = sort.tickets + passes;
   size_t bytes = (sort.cleared * 4 + 15) / 16 * 16;
-  const auto units = static_cast<size_t>(shape.units);
+  const auto units = size_t(shape.units);
   for (int side = 0; side < 2; ++side) {
     sort.keys[side] = bytes;
     bytes += (units * (wide ? 8 : 4) + 15) / 16 * 16;
@@ -283,10 +283,9 @@ void LaunchSort(const Plan& plan, const DeviceFacts& device, cuda::Stream stream
   char *keys = nullptr, *units = nullptr;
   for (int pass = 0; pass < passes; ++pass) {
     char *sorted_keys = scratch + sort.keys[pass % 2], *sorted_units = scratch + sort.units[pass % 2];
-    char* pass_counts = scratch + 4 * static_cast<size_t>(pass) * kDigits;
-    char* published =
-      scratch + 4 * (sort.published + static_cast<size_t>(pass) * static_cast<size_t>(sort.tiles) * kDigits);
-    char* ticket = scratch + 4 * (sort.tickets + static_cast<size_t>(pass));
+    char* pass_counts = scratch + 4 * size_t(pass) * kDigits;
+    char* published = scratch + 4 * (sort.published + size_t(pass) * size_t(sort.tiles) * kDigits);
+    char* ticket = scratch + 4 * (sort.tickets + size_t(pass));
     int shift = pass * bits;
     void* parameters[] = {
       arguments, &keys, &units, &sorted_keys, &sorted_units, &pass_counts, &published, &ticket, &shift, &bits};
@@ -422,7 +421,7 @@ class CudaScatter : public Kernel {
       case ScatterForm::kFused:
         plan->first = load("scatter_fused");
         plan->unit_launch.blocks =
-          variant.covering ? static_cast<unsigned>(DivideUp(DivideUp(shape.width, tile) * shape.units, kWarps)) : 0;
+          variant.covering ? unsigned(DivideUp(DivideUp(shape.width, tile) * shape.units, kWarps)) : 0;
         plan->launch = Blocks(DivideUp(shape.elements, kWarps * tile) + plan->unit_launch.blocks);
         if (variant.small) {
           plan->first = load("scatter_small");
@@ -449,10 +448,10 @@ class CudaScatter : public Kernel {
               "index occurs twice, or split the updates");
           plan->second = load("scatter_unclaim");
           plan->third = load("scatter_claim");
-          plan->scratch_bytes = static_cast<size_t>(shape.slots) * 4;
+          plan->scratch_bytes = size_t(shape.slots) * 4;
           // Where slots are many, only those that are written are prepared.
           if (shape.slots / 8 <= shape.units) {
-            plan->filled = static_cast<uint64_t>(shape.slots);
+            plan->filled = uint64_t(shape.slots);
             plan->fill = ~0u;
           }
         }
@@ -472,7 +471,7 @@ class CudaScatter : public Kernel {
       plan->copy = cuda::Load(device_, ScatterSource(attributes_, key.type, copying), "scatter_copy", cuda::Warn);
       const int64_t blocks =
         !plan->choice.copies ? 1 : DivideUp(shape.elements, int64_t{kWarps} * 32 * kTileItems * copying.vector);
-      const int64_t filling = std::min<int64_t>(DivideUp(static_cast<int64_t>(plan->filled), 4 * kThreads), 2048);
+      const int64_t filling = std::min<int64_t>(DivideUp(int64_t(plan->filled), 4 * kThreads), 2048);
       plan->copy_launch = Blocks(std::max(blocks, filling));
     }
     return plans_.Keep(shapes, key, std::move(plan));

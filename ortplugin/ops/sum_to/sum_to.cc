@@ -12,13 +12,13 @@ namespace ortplugin {
 namespace {
 
 void CheckRank(const SumProgram& sums, const SumProgram::Sum& sum, const Shape& shape) {
-  if (sum.axes.back() >= static_cast<int64_t>(shape.size()))
+  if (sum.axes.back() >= int64_t(shape.size()))
     Fail("'", sums.program.value(sum.value).name, "' sums over axis ", sum.axes.back(),
       ", but the inputs broadcast to the shape ", ToString(shape));
 }
 
 bool IsSummed(const SumProgram::Sum& sum, size_t axis) {
-  return std::binary_search(sum.axes.begin(), sum.axes.end(), static_cast<int64_t>(axis));
+  return std::binary_search(sum.axes.begin(), sum.axes.end(), int64_t(axis));
 }
 
 void Infer(ShapeContext& context) {
@@ -64,7 +64,7 @@ union Total {
 template <typename T>
 void AddRun(const T* lanes, size_t count, bool to_one, double* totals) {
   if (!to_one) {
-    for (size_t i = 0; i < count; ++i) totals[i] += static_cast<double>(lanes[i]);
+    for (size_t i = 0; i < count; ++i) totals[i] += double(lanes[i]);
     return;
   }
   constexpr size_t kShort = 64;  // not worth a call
@@ -75,19 +75,19 @@ void AddRun(const T* lanes, size_t count, bool to_one, double* totals) {
   double sums[4] = {};
   size_t i = 0;
   for (; i + 4 <= count; i += 4)
-    for (size_t j = 0; j < 4; ++j) sums[j] += static_cast<double>(lanes[i + j]);
-  for (; i < count; ++i) sums[0] += static_cast<double>(lanes[i]);
+    for (size_t j = 0; j < 4; ++j) sums[j] += double(lanes[i + j]);
+  for (; i < count; ++i) sums[0] += double(lanes[i]);
   *totals += (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 template <typename T>
 void AddRun(const T* lanes, size_t count, bool to_one, uint64_t* totals) {
   if (!to_one) {
-    for (size_t i = 0; i < count; ++i) totals[i] += static_cast<uint64_t>(lanes[i]);
+    for (size_t i = 0; i < count; ++i) totals[i] += uint64_t(lanes[i]);
     return;
   }
   uint64_t sum = 0;
-  for (size_t i = 0; i < count; ++i) sum += static_cast<uint64_t>(lanes[i]);
+  for (size_t i = 0; i < count; ++i) sum += uint64_t(lanes[i]);
   *totals += sum;
 }
 
@@ -212,9 +212,9 @@ class SumSweep {
     }
     for (size_t s = 0; s < sums_.sums.size(); ++s) {
       const int64_t totals = ElementCount(shape_.results[sums_.sums[s].results[0]]);
-      const auto blocks = static_cast<size_t>((totals + kTotals - 1) / kTotals);
+      const auto blocks = size_t((totals + kTotals - 1) / kTotals);
       const auto finish = [&](size_t block) {
-        const int64_t first = static_cast<int64_t>(block) * kTotals;
+        const int64_t first = int64_t(block) * kTotals;
         Finish(s, first, std::min(totals, first + kTotals));
       };
       if (blocks == 1) {
@@ -227,7 +227,7 @@ class SumSweep {
 
  private:
   static constexpr int64_t kTask = 32768, kMostTasks = 64, kTotals = 16384;
-  static constexpr int64_t kStretch = 8 * static_cast<int64_t>(kBlock);
+  static constexpr int64_t kStretch = 8 * int64_t(kBlock);
 
   const Shape& strides(size_t sum) const { return shape_.axes.strides[operands_.size() + sum]; }
 
@@ -243,13 +243,13 @@ class SumSweep {
       most_totals = std::max(most_totals, ElementCount(shape_.results[sums_.sums[s].results[0]]));
     }
     int64_t wanted = std::clamp<int64_t>(shape_.count / kTask, 1, kMostTasks);
-    const bool splits = sums_first && axes.count() > 1 && within >= kMostTasks * static_cast<int64_t>(kBlock);
+    const bool splits = sums_first && axes.count() > 1 && within >= kMostTasks * int64_t(kBlock);
     repeats_ = splits ? axes.sizes[0] : 1;
     inner_ = splits ? within : shape_.count;
     if (sums_first && !splits) wanted = std::clamp<int64_t>(shape_.count / (4 * most_totals), 1, wanted);
-    const auto block = static_cast<int64_t>(kBlock);
+    const auto block = int64_t(kBlock);
     task_ = ((inner_ + wanted - 1) / wanted + block - 1) / block * block;
-    tasks_ = static_cast<size_t>((inner_ + task_ - 1) / task_);
+    tasks_ = size_t((inner_ + task_ - 1) / task_);
   }
 
   // The totals of a sum that a task adds to: those of its first and last index and all between.
@@ -271,7 +271,7 @@ class SumSweep {
       lowest += low[i] * strides(sum)[i];
       highest += high[i] * strides(sum)[i];
     }
-    HostVector<Total> zeros(static_cast<size_t>(highest - lowest + 1), Total{0});
+    HostVector<Total> zeros(size_t(highest - lowest + 1), Total{0});
     const bool is_double = program_.value(sums_.sums[sum].value).dtype == DType::kDouble;
     return {lowest, zeros, is_double ? zeros : HostVector<Total>(), 0};
   }
@@ -282,14 +282,13 @@ class SumSweep {
     for (size_t i = 0; i < operands_.size(); ++i)
       if (operands_[i].kind() == BlockOperand::Kind::kScalar) operands_[i].Fill(program_.parameters()[i], workspace);
     once_.Run(workspace, kBlock);
-    const int64_t first = static_cast<int64_t>(number) * task_, last = std::min(inner_, first + task_);
+    const int64_t first = int64_t(number) * task_, last = std::min(inner_, first + task_);
     std::vector<Partial>& partials = partial_[number];
     for (size_t s = 0; s < sums_.sums.size(); ++s) partials.push_back(MakePartial(s, first, last - 1));
     for (int64_t stretch = first; stretch < last; stretch += kStretch)
       for (int64_t repeat = 0; repeat < repeats_; ++repeat)
-        for (int64_t at = stretch; at < std::min(last, stretch + kStretch); at += static_cast<int64_t>(kBlock))
-          Block(repeat * inner_ + at, static_cast<size_t>(std::min(last - at, static_cast<int64_t>(kBlock))), workspace,
-            scratch, partials);
+        for (int64_t at = stretch; at < std::min(last, stretch + kStretch); at += int64_t(kBlock))
+          Block(repeat * inner_ + at, size_t(std::min(last - at, int64_t(kBlock))), workspace, scratch, partials);
     for (Partial& partial : partials) partial.Fold();
   }
 
@@ -298,7 +297,7 @@ class SumSweep {
     for (size_t i = 0; i < operands_.size(); ++i)
       operands_[i].Load(first, count, program_.parameters()[i], workspace, scratch);
     const auto place = [&](size_t r) {
-      return outputs_[r] + static_cast<size_t>(first) * SizeOf(program_.value(program_.results()[r]).dtype);
+      return outputs_[r] + size_t(first) * SizeOf(program_.value(program_.results()[r]).dtype);
     };
     for (size_t w = 0; w < binds_.size(); ++w)
       if (binds_[w]) workspace.Bind(program_.results()[sums_.whole[w]], place(sums_.whole[w]));
@@ -318,14 +317,14 @@ class SumSweep {
   void Finish(size_t s, int64_t first, int64_t last) const {
     const SumProgram::Sum& sum = sums_.sums[s];
     const DType dtype = program_.value(sum.value).dtype;
-    std::vector<Total> totals(static_cast<size_t>(last - first), Total{0});
+    std::vector<Total> totals(size_t(last - first), Total{0});
     for (const std::vector<Partial>& task : partial_) {
       const Partial& partial = task[s];
       const int64_t shared_first = std::max(first, partial.first);
-      const int64_t shared_last = std::min(last, partial.first + static_cast<int64_t>(partial.totals.size()));
+      const int64_t shared_last = std::min(last, partial.first + int64_t(partial.totals.size()));
       for (int64_t k = shared_first; k < shared_last; ++k) {
-        Total& total = totals[static_cast<size_t>(k - first)];
-        const Total& added = partial.totals[static_cast<size_t>(k - partial.first)];
+        Total& total = totals[size_t(k - first)];
+        const Total& added = partial.totals[size_t(k - partial.first)];
         if (IsFloating(dtype)) {
           total.floating += added.floating;
         } else {
@@ -337,14 +336,14 @@ class SumSweep {
     Evaluator::Workspace workspace(casts);
     alignas(64) char lanes[kBlock * 8];
     workspace.Bind(sum.value, lanes);
-    for (int64_t at = first; at < last; at += static_cast<int64_t>(kBlock)) {
-      const size_t count = static_cast<size_t>(std::min(last - at, static_cast<int64_t>(kBlock)));
+    for (int64_t at = first; at < last; at += int64_t(kBlock)) {
+      const size_t count = size_t(std::min(last - at, int64_t(kBlock)));
       TotalsToLanes(dtype, totals.data() + (at - first), count, lanes);
       casts.Run(workspace, count);
       for (const size_t r : sum.results) {
         const ValueId value = program_.results()[r];
         const DType type = program_.value(value).dtype;
-        StoreLanes(type, workspace.lanes(value), count, outputs_[r] + static_cast<size_t>(at) * SizeOf(type));
+        StoreLanes(type, workspace.lanes(value), count, outputs_[r] + size_t(at) * SizeOf(type));
       }
     }
   }
@@ -400,7 +399,7 @@ void ComputeSums(const SumProgram& sums, const SumShape& shape, const std::vecto
     return;
   }
   for (size_t r = 0; r < outputs.size(); ++r) {  // sums of nothing
-    const auto count = static_cast<size_t>(ElementCount(shape.results[r]));
+    const auto count = size_t(ElementCount(shape.results[r]));
     if (count > 0) std::memset(outputs[r], 0, count * SizeOf(sums.program.value(sums.program.results()[r]).dtype));
   }
 }
@@ -416,7 +415,7 @@ SumProgram SumProgram::Parse(const std::string& text) {
       if (sum_of[statement.operands[0]] >= 0)
         Fail("'", name(statement.result), "' computes with the sum '", name(statement.operands[0]),
           "'; only a Cast that is a result may");
-      sum_of[statement.result] = static_cast<int>(sums.sums.size());
+      sum_of[statement.result] = int(sums.sums.size());
       sums.sums.push_back(
         {statement.operands[0], statement.result, statement.axes, statement.attributes[1] != 0, {}, {}});
       continue;
@@ -429,14 +428,14 @@ SumProgram SumProgram::Parse(const std::string& text) {
         Fail("'", name(statement.result), "' computes with the sum '", name(operand),
           "'; only a Cast that is a result may");
       sum_of[statement.result] = sum_of[operand];
-      sums.sums[static_cast<size_t>(sum_of[operand])].casts.push_back(index);
+      sums.sums[size_t(sum_of[operand])].casts.push_back(index);
     }
   }
   if (sums.sums.empty()) Fail("the program holds no SumTo");
   if (program.parameters().empty()) Fail("the program has no parameters, so its results have no shape");
   for (size_t r = 0; r < program.results().size(); ++r) {
     const int sum = sum_of[program.results()[r]];
-    (sum < 0 ? sums.whole : sums.sums[static_cast<size_t>(sum)].results).push_back(r);
+    (sum < 0 ? sums.whole : sums.sums[size_t(sum)].results).push_back(r);
   }
   return sums;
 }

@@ -96,7 +96,7 @@ std::vector<SumGroup> GroupSums(const SumProgram& sums, const SumShape& shape, c
       tensors.push_back(inputs[i]);
     }
     Shape kept = shape.shape;
-    for (const int64_t axis : sums.sums[group.sums[0]].axes) kept[static_cast<size_t>(axis)] = 1;
+    for (const int64_t axis : sums.sums[group.sums[0]].axes) kept[size_t(axis)] = 1;
     tensors.push_back(kept);
     group.axes = JoinAxes(shape.shape, tensors);
     group.kept_elements = group.summed_elements = 1;
@@ -119,7 +119,7 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const Dev
   int64_t widest = 1, narrowest = 8;  // bytes of an element of the tensors that vectors are taken of
   int64_t moved = 0, loaded = 0, held = 0;  // bytes of an element
   for (size_t t = 0; t < group.parameters.size(); ++t) {
-    const auto size = static_cast<int64_t>(SizeOf(ParameterType(sums, group.parameters[t])));
+    const auto size = int64_t(SizeOf(ParameterType(sums, group.parameters[t])));
     if (IsScalar(group, t) || !IsVector(group, t)) continue;
     widest = std::max(widest, size);
     narrowest = std::min(narrowest, size);
@@ -129,7 +129,7 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const Dev
     if (group.axes.is_linear(t)) moved += size;
   }
   for (const size_t r : group.results) {
-    const auto size = static_cast<int64_t>(SizeOf(ResultType(sums, r)));
+    const auto size = int64_t(SizeOf(ResultType(sums, r)));
     widest = std::max(widest, size);
     narrowest = std::min(narrowest, size);
     moved += size;
@@ -142,11 +142,11 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const Dev
   // As in FusedPointwise: accesses of 16 bytes to the widest tensors and of no less than 4 to the narrowest, and so
   // many of a thread at once that 64 bytes are under way, as far as registers and code allow.
   constexpr int64_t kWanted = 64, kMostHeld = 256, kMostCode = 1024;
-  const int64_t code = 2 + static_cast<int64_t>(group.statements.size());
+  const int64_t code = 2 + int64_t(group.statements.size());
   int64_t vector = aligned ? std::max(16 / widest, 4 / narrowest) : 1;
   while (vector > 1 && (vector * (held + 2 * terms) > kMostHeld || vector * code > kMostCode)) vector /= 2;
   vector = std::gcd(vector, group.axes.sizes[last]);
-  best.vector = static_cast<int>(vector);
+  best.vector = int(vector);
   const int64_t kept = best.along ? group.kept_elements : group.kept_elements / vector;
   const int64_t summed = best.along ? group.summed_elements / vector : group.summed_elements;
   int64_t items = 1;
@@ -159,7 +159,7 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const Dev
   const int64_t steps = DivideUp(summed, items);
   if (best.along) {
     const int64_t least = std::min(PowerUp(summed), 128 / std::min<int64_t>(128, vector * widest));
-    best.summed_threads = static_cast<int>(std::min<int64_t>(kThreads, std::max(PowerUp(steps), least)));
+    best.summed_threads = int(std::min<int64_t>(kThreads, std::max(PowerUp(steps), least)));
     best.kept_threads = kThreads / best.summed_threads;
   } else {
     // Some 64 vectors of k side by side, with few threads idle at the end; fewer where that makes enough blocks to do
@@ -171,11 +171,11 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const Dev
       for (int64_t option = 63; option >= 24; --option)
         if (RoundUp(kept, option) < RoundUp(kept, side)) side = option;
     }
-    best.summed_threads = static_cast<int>(std::min(PowerDown(kThreads / side), PowerUp(steps)));
+    best.summed_threads = int(std::min(PowerDown(kThreads / side), PowerUp(steps)));
     if (best.summed_threads * side < kThreads / 2) side = std::min<int64_t>(kept, kThreads / best.summed_threads);
-    best.kept_threads = static_cast<int>(side);
+    best.kept_threads = int(side);
   }
-  best.items = static_cast<int>(std::min(items, PowerUp(DivideUp(summed, best.summed_threads))));
+  best.items = int(std::min(items, PowerUp(DivideUp(summed, best.summed_threads))));
 
   // Room for the indices of the last vectors that are asked for.
   constexpr int64_t kNarrow = (int64_t{1} << 31) - 16 * kThreads;
@@ -205,7 +205,7 @@ std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumConfig& config,
   for (const int64_t number :
     {group.kept_elements / (config.along ? 1 : unit), group.summed_elements / (config.along ? unit : 1),
       pieces.kept_blocks, pieces.chunk_size, pieces.chunks, group.kept_elements, Adders(pieces)})
-    numbers.push_back(static_cast<uint64_t>(number));
+    numbers.push_back(uint64_t(number));
   for (const IndexMap& map : {KeptMap(group, config), SummedMap(group, config)}) {
     const std::vector<uint64_t> each = map.Numbers();
     numbers.insert(numbers.end(), each.begin(), each.end());
@@ -395,7 +395,7 @@ SumStage MakeStage(
     const std::vector<size_t>& results = sums.sums[s].results;
     stage.outputs.insert(stage.outputs.end(), results.begin(), results.end());
     stage.partial.push_back(scratch_bytes);
-    if (pieces.chunks > 1) scratch_bytes += static_cast<size_t>(pieces.chunks * group.kept_elements) * 8;
+    if (pieces.chunks > 1) scratch_bytes += size_t(pieces.chunks * group.kept_elements) * 8;
   }
   stage.arguments.resize(std::max<size_t>(1, stage.inputs.size()) + stage.outputs.size() + stage.partial.size());
   const std::vector<uint64_t> numbers = SumNumbers(group, config, pieces);

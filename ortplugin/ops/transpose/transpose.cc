@@ -20,7 +20,7 @@ TransposeAttributes ParseTranspose(const Source& source) {
   std::vector<int64_t> sorted = attributes.perm;
   std::sort(sorted.begin(), sorted.end());
   for (size_t axis = 0; axis < rank; ++axis)
-    if (sorted[axis] != static_cast<int64_t>(axis))
+    if (sorted[axis] != int64_t(axis))
       Fail("the attribute 'perm' is ", ToString(attributes.perm), ", which is no order of the axes 0 to ", rank - 1);
   attributes.starts = source.ints_attribute("starts");
   attributes.ends = source.ints_attribute("ends");
@@ -56,7 +56,7 @@ void Infer(ShapeContext& context) {
     CheckRank(attributes, x.shape.size());
     y.symbols.assign(x.shape.size(), "");
     for (size_t i = 0; i < attributes.perm.size(); ++i) {
-      const auto axis = static_cast<size_t>(attributes.perm[i]);
+      const auto axis = size_t(attributes.perm[i]);
       const int64_t size = x.shape[axis], start = attributes.starts[axis], end = attributes.ends[axis];
       const bool is_whole = start == 0 && end == INT64_MAX;
       // A size of 0 is not known: onnx's inference says 0 of the open lengths of an Attention.
@@ -80,7 +80,7 @@ TransposeAttributes TransposeAttributes::Parse(const ShapeContext& context) { re
 int64_t CheckTransposeType(ort::ElementType type) {
   const size_t bytes = ScatterBytes(type);
   if (bytes == 0) Fail("the input is ", NameOfOrt(type), ", which the operator lacks; leave it to ai.onnx's Transpose");
-  return static_cast<int64_t>(bytes);
+  return int64_t(bytes);
 }
 
 TransposeShape FitTranspose(const TransposeAttributes& attributes, const Shape& input, int64_t element) {
@@ -91,7 +91,7 @@ TransposeShape FitTranspose(const TransposeAttributes& attributes, const Shape& 
   for (size_t axis = rank; axis-- > 1;) steps[axis - 1] = steps[axis] * input[axis];
   TransposeShape shape{{}, {}, 0, element};
   for (const int64_t perm : attributes.perm) {
-    const auto axis = static_cast<size_t>(perm);
+    const auto axis = size_t(perm);
     const int64_t start = Bound(attributes.starts[axis], input[axis]);
     const int64_t length = std::max<int64_t>(0, Bound(attributes.ends[axis], input[axis]) - start);
     shape.output.push_back(length);

@@ -53,12 +53,12 @@ template <typename Copy>
 void ForPlaces(Run& run, const std::vector<TransposeAxis>& axes, int64_t bytes, Copy copy) {
   const int64_t count = CountOf(axes), step = std::max<int64_t>(1, kTaskBytes / bytes);
   const auto task = [&](size_t number) {
-    const int64_t first = static_cast<int64_t>(number) * step, last = std::min(count, first + step);
+    const int64_t first = int64_t(number) * step, last = std::min(count, first + step);
     Places places(axes, first);
     for (int64_t i = first; i < last; ++i, places.Next()) copy(i, places.from, places.to);
   };
   if (count <= step) return task(0);
-  run.parallel_for(static_cast<size_t>(DivideUp(count, step)), task);
+  run.parallel_for(size_t(DivideUp(count, step)), task);
 }
 
 template <typename T>
@@ -84,7 +84,7 @@ class CpuTranspose : public Kernel {
     const Tensor x = run.input(0);
     const int64_t element = CheckTransposeType(x.type);
     TransposeShape shape = FitTranspose(attributes_, x.shape, element);
-    char* const y = static_cast<char*>(run.output(0, shape.output, static_cast<size_t>(element)));
+    char* const y = static_cast<char*>(run.output(0, shape.output, size_t(element)));
     if (shape.count() == 0) return;
     const char* const from = static_cast<const char*>(x.data) + shape.offset;
     shape.offset = 0;
@@ -108,7 +108,7 @@ class CpuTranspose : public Kernel {
     if (rows.from == shape.element) {
       const int64_t run_bytes = rows.length * shape.element;
       ForPlaces(run, axes, run_bytes,
-        [&](int64_t, int64_t from, int64_t to) { std::memcpy(y + to, x + from, static_cast<size_t>(run_bytes)); });
+        [&](int64_t, int64_t from, int64_t to) { std::memcpy(y + to, x + from, size_t(run_bytes)); });
       return;
     }
     const auto by_step = [](const TransposeAxis& a, const TransposeAxis& b) { return a.from < b.from; };

@@ -38,8 +38,8 @@ struct Tile {
 // What reads or writes a tile's lines, of so many bytes each: whole sectors, two of them in part where lines begin
 // anywhere, and what an access costs that goes on elsewhere.
 double LineBytes(int64_t lines, int64_t line, int64_t step, bool is_whole) {
-  if (is_whole) return static_cast<double>(lines * line);
-  return static_cast<double>(lines * (RoundUp(line, kSector) + kSector + (step % kSector != 0 ? kSector / 2 : 0)));
+  if (is_whole) return double(lines * line);
+  return double(lines * (RoundUp(line, kSector) + kSector + (step % kSector != 0 ? kSector / 2 : 0)));
 }
 
 // Of the tiles that threads and their registers can take the one that costs least.
@@ -91,9 +91,8 @@ class TileChoice {
     const bool is_read_whole = columns == columns_.length && rows_.from == columns * unit_;
     const bool is_written_whole = rows == rows_.length && columns_.to == rows * unit_;
     const double bytes = LineBytes(rows, columns * unit_, rows_.from, is_read_whole) +
-      LineBytes(columns, rows * unit_, columns_.to, is_written_whole) +
-      kOfBlock * static_cast<double>(threads) / kMostThreads;
-    tile.cost = bytes * static_cast<double>(std::max<int64_t>(tiles, gpu_.multiprocessors));
+      LineBytes(columns, rows * unit_, columns_.to, is_written_whole) + kOfBlock * double(threads) / kMostThreads;
+    tile.cost = bytes * double(std::max<int64_t>(tiles, gpu_.multiprocessors));
     return tile;
   }
 
@@ -103,11 +102,11 @@ class TileChoice {
 };
 
 void Push(std::vector<uint64_t>* block, const std::vector<int64_t>& numbers) {
-  for (const int64_t number : numbers) block->push_back(static_cast<uint64_t>(number));
+  for (const int64_t number : numbers) block->push_back(uint64_t(number));
 }
 
 void PushDivider(std::vector<uint64_t>* block, int64_t divisor, bool wide = false) {
-  for (const uint64_t number : MakeDivider(static_cast<uint64_t>(divisor), wide)) block->push_back(number);
+  for (const uint64_t number : MakeDivider(uint64_t(divisor), wide)) block->push_back(number);
 }
 
 void PushAxis(std::vector<uint64_t>* block, const TransposeAxis& axis, bool wide = false) {
@@ -136,11 +135,11 @@ TransposeConfig ConfigureRows(TransposeShape shape, int alignment) {
   int64_t extent = 0;  // of x, in bytes
   for (const TransposeAxis& axis : shape.axes) extent += (axis.length - 1) * axis.from;
   TransposeConfig config{};
-  config.unit = static_cast<int>(unit);
+  config.unit = int(unit);
   config.read = 1;
-  config.write = static_cast<int>(write);
-  config.axes = static_cast<int>(shape.axes.size());
-  config.threads = static_cast<int>(kMostThreads);
+  config.write = int(write);
+  config.axes = int(shape.axes.size());
+  config.threads = int(kMostThreads);
   const int64_t of_block = kMostThreads * ItemsOf(write * unit);
   config.wide = std::max(units, extent) >= kNarrow - of_block * write;
   config.blocks = DivideUp(units / write, of_block);
@@ -155,7 +154,7 @@ std::optional<TransposeConfig> ConfigureTiles(const TransposeShape& shape, const
   const std::vector<TransposeAxis>& axes = shape.axes;
   if (axes.size() < 2) return std::nullopt;
   const auto by_step = [](const TransposeAxis& a, const TransposeAxis& b) { return a.from < b.from; };
-  const auto place = static_cast<size_t>(std::min_element(axes.begin(), axes.end(), by_step) - axes.begin());
+  const auto place = size_t(std::min_element(axes.begin(), axes.end(), by_step) - axes.begin());
   const TransposeAxis &columns = axes[place], &rows = axes.back();
   const int64_t unit = shape.element, count = shape.count();
   if (place + 1 == axes.size() || std::max(columns.length, rows.length) >= kNarrow / 2) return std::nullopt;
@@ -168,18 +167,18 @@ std::optional<TransposeConfig> ConfigureTiles(const TransposeShape& shape, const
   const int64_t outside = count / columns.length / rows.length;
   const std::optional<Tile> tile = TileChoice(columns, rows, outside, unit, read, write, gpu).Find();
   // Without a tile each unit is read alone, at worst with its sector.
-  const double alone = static_cast<double>(count) * static_cast<double>(unit + std::max(unit, kSector));
+  const double alone = double(count) * double(unit + std::max(unit, kSector));
   if (!tile || tile->cost > std::max(alone, 1.0) || tile->blocks >= kNarrow) return std::nullopt;
 
   TransposeConfig config{};
   config.is_tiled = true;
-  config.threads = static_cast<int>(tile->threads);
-  config.unit = static_cast<int>(unit);
-  config.read = static_cast<int>(read);
-  config.write = static_cast<int>(write);
-  config.axes = static_cast<int>(axes.size()) - 2;
+  config.threads = int(tile->threads);
+  config.unit = int(unit);
+  config.read = int(read);
+  config.write = int(write);
+  config.axes = int(axes.size()) - 2;
   config.blocks = tile->blocks;
-  config.shared_bytes = static_cast<unsigned>(tile->rows * tile->pitch * unit);
+  config.shared_bytes = unsigned(tile->rows * tile->pitch * unit);
   const int64_t column_tiles = DivideUp(columns.length, tile->columns), row_tiles = DivideUp(rows.length, tile->rows);
   config.arguments = {0, 0};
   Push(&config.arguments,
@@ -249,7 +248,7 @@ struct Variant {
 // What both addresses are a multiple of, in bytes, up to 16.
 int AlignmentOf(const void* x, const void* y) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y) | 16;
-  return static_cast<int>(address & (~address + 1));
+  return int(address & (~address + 1));
 }
 
 class CudaTranspose : public Kernel {

@@ -209,8 +209,8 @@ Found FindPlanFor(const DeviceFacts& device, const std::string& device_propertie
   size_t workspace_limit, const PlanText* text) {
   Check(problem);
   Descriptor properties(abi::kDeviceProperties);
-  properties.Set(abi::kDevicePropertiesText, abi::kTypeChar, static_cast<int64_t>(device_properties.size() + 1),
-    device_properties.c_str());
+  properties.Set(
+    abi::kDevicePropertiesText, abi::kTypeChar, int64_t(device_properties.size() + 1), device_properties.c_str());
   properties.Finalize("the device's properties");
   return Search(Target{device, nullptr, &properties}, problem, workspace_limit, text);
 }

@@ -36,7 +36,7 @@ Graph::Graph(const Problem& problem, abi::Handle handle) : problem_(Arranged(pro
     std::optional<PointwiseGraph> mapped = MapProgram(*problem_.program, &why);
     if (!mapped) throw Refused("cuDNN has no pointwise operation for " + why);
     pointwise_ = std::move(*mapped);
-    for (const double scalar : pointwise_.scalars) scalars_.push_back({static_cast<float>(scalar), scalar});
+    for (const double scalar : pointwise_.scalars) scalars_.push_back({float(scalar), scalar});
     PutBiasLast();
   }
   AddConvolution();
@@ -53,7 +53,7 @@ std::vector<const void*> Graph::Addresses(const Arguments& arguments) const {
   addresses.reserve(ids_.size());
   for (const int64_t id : ids_) {
     if (id >= kFirstScalar) {
-      const Scalar& scalar = scalars_[static_cast<size_t>(id - kFirstScalar)];
+      const Scalar& scalar = scalars_[size_t(id - kFirstScalar)];
       addresses.push_back(math_ == DType::kDouble ? static_cast<const void*>(&scalar.wide) : &scalar.narrow);
     } else if (id >= kFirstResult) {
       addresses.push_back(arguments.results[id - kFirstResult]);
@@ -108,7 +108,7 @@ void Graph::AddConvolution() {
   Descriptor& attributes = descriptors_.emplace_back(abi::kConvolution);
   attributes.SetEnum(abi::kConvolutionComputeType, abi::kTypeDataType, DataTypeOf(math_));
   attributes.SetEnum(abi::kConvolutionMode, abi::kTypeConvolutionMode, abi::kCrossCorrelation);
-  attributes.SetInt64(abi::kConvolutionSpatialDims, static_cast<int64_t>(problem_.strides.size()));
+  attributes.SetInt64(abi::kConvolutionSpatialDims, int64_t(problem_.strides.size()));
   attributes.SetInt64s(abi::kConvolutionDilations, problem_.dilations);
   attributes.SetInt64s(abi::kConvolutionStrides, problem_.strides);
   attributes.SetInt64s(abi::kConvolutionPrePaddings, problem_.pads_begin);
@@ -129,7 +129,7 @@ void Graph::AddConvolution() {
     {abi::kConvolutionWeightGradient, abi::kWeightGradientAlpha, abi::kWeightGradientBeta,
       abi::kWeightGradientConvolution, {abi::kWeightGradientX, abi::kWeightGradientW, abi::kWeightGradientY}, 1,
       {0, -1, 1}}};
-  const Names& names = kNames[static_cast<size_t>(problem_.direction)];
+  const Names& names = kNames[size_t(problem_.direction)];
   Descriptor operation(names.type);
   operation.SetDescriptor(names.attributes, attributes);
   const Tensor* tensors[] = {&problem_.x, &problem_.w, &problem_.y};
@@ -198,15 +198,14 @@ void Graph::AddPointwise(size_t index) {
   size_t value;
   if (node.result >= 0) {
     dims = value_dims;
-    value = AddTensor(kFirstResult + node.result, problem_.results[static_cast<size_t>(node.result)], node.dtype);
+    value = AddTensor(kFirstResult + node.result, problem_.results[size_t(node.result)], node.dtype);
   } else {
-    value = AddTensor(
-      kFirstVirtual + 1 + static_cast<int64_t>(index), DenseLike(dims, problem_.results[0]), node.dtype, true);
+    value = AddTensor(kFirstVirtual + 1 + int64_t(index), DenseLike(dims, problem_.results[0]), node.dtype, true);
   }
-  made_[{Operand::Kind::kNode, static_cast<uint32_t>(index)}] = {value, dims};
+  made_[{Operand::Kind::kNode, uint32_t(index)}] = {value, dims};
 
   Descriptor& mode = descriptors_.emplace_back(abi::kPointwise);
-  mode.SetEnum(abi::kPointwiseMode, abi::kTypePointwiseMode, static_cast<int>(node.mode));
+  mode.SetEnum(abi::kPointwiseMode, abi::kTypePointwiseMode, int(node.mode));
   mode.SetEnum(abi::kPointwiseMathPrecision, abi::kTypeDataType, DataTypeOf(math_));
   if (node.mode == abi::PointwiseMode::kRelu)
     mode.SetEnum(abi::kPointwiseNanPropagation, abi::kTypeNanPropagation, abi::kPropagateNan);

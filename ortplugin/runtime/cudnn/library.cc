@@ -132,7 +132,7 @@ void Descriptor::Set(abi::Attribute name, abi::AttributeType type, int64_t count
 }
 
 void Descriptor::SetInt64s(abi::Attribute name, const std::vector<int64_t>& values) {
-  Set(name, abi::kTypeInt64, static_cast<int64_t>(values.size()), values.data());
+  Set(name, abi::kTypeInt64, int64_t(values.size()), values.data());
 }
 
 void Descriptor::SetTrue(abi::Attribute name) {
@@ -145,7 +145,7 @@ void Descriptor::SetDescriptor(abi::Attribute name, const Descriptor& value) {
 }
 
 void Descriptor::SetDescriptors(abi::Attribute name, const std::vector<abi::RawDescriptor>& values) {
-  Set(name, abi::kTypeDescriptor, static_cast<int64_t>(values.size()), values.data());
+  Set(name, abi::kTypeDescriptor, int64_t(values.size()), values.data());
 }
 
 void Descriptor::Finalize(const char* what) { CheckStatus(Library().cudnnBackendFinalize(raw_), what); }

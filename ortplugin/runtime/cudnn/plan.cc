@@ -120,7 +120,7 @@ std::vector<Candidate> Propose(const Graph& graph, const Target& target, abi::He
     for (int64_t i = 0; i < count; ++i) raw.push_back(configurations.emplace_back(abi::kEngineConfiguration).raw());
     const int64_t given = heuristic.Get(abi::kHeuristicResults, abi::kTypeDescriptor, count, raw.data());
     for (int64_t i = 0; i < std::min(count, given); ++i) {
-      const Descriptor& configuration = configurations[static_cast<size_t>(i)];
+      const Descriptor& configuration = configurations[size_t(i)];
       const Descriptor engine(abi::kEngine);
       abi::RawDescriptor raw_engine = engine.raw();
       configuration.Get(abi::kConfigurationEngine, abi::kTypeDescriptor, 1, &raw_engine);
@@ -130,9 +130,9 @@ std::vector<Candidate> Propose(const Graph& graph, const Target& target, abi::He
       std::deque<Descriptor> choices;
       std::vector<abi::RawDescriptor> raw_choices;
       for (size_t k = 0; k < kMaxKnobs; ++k) raw_choices.push_back(choices.emplace_back(abi::kKnobChoice).raw());
-      const int64_t knobs = configuration.Get(
-        abi::kConfigurationKnobChoices, abi::kTypeDescriptor, static_cast<int64_t>(kMaxKnobs), raw_choices.data());
-      while (static_cast<int64_t>(choices.size()) > std::max<int64_t>(knobs, 0)) choices.pop_back();
+      const int64_t knobs =
+        configuration.Get(abi::kConfigurationKnobChoices, abi::kTypeDescriptor, int64_t(kMaxKnobs), raw_choices.data());
+      while (int64_t(choices.size()) > std::max<int64_t>(knobs, 0)) choices.pop_back();
       for (const Descriptor& choice : choices) {
         int type = 0;
         int64_t value = 0;
@@ -167,7 +167,7 @@ class GraphPlan : public Plan {
     std::vector<abi::RawDescriptor> raw;
     for (const auto& [type, value] : text_.knobs) {
       Descriptor& choice = choices_.emplace_back(abi::kKnobChoice);
-      choice.SetEnum(abi::kKnobChoiceType, abi::kTypeKnob, static_cast<int>(type));
+      choice.SetEnum(abi::kKnobChoiceType, abi::kTypeKnob, int(type));
       choice.SetInt64(abi::kKnobChoiceValue, value);
       choice.Finalize("a knob");
       raw.push_back(choice.raw());
@@ -181,7 +181,7 @@ class GraphPlan : public Plan {
     plan_.Finalize("the plan");
     int64_t bytes = 0;
     plan_.Get(abi::kPlanWorkspaceSize, abi::kTypeInt64, 1, &bytes);
-    workspace_bytes_ = static_cast<size_t>(std::max<int64_t>(bytes, 0));
+    workspace_bytes_ = size_t(std::max<int64_t>(bytes, 0));
   }
 
   const PlanText& text() const override { return text_; }
@@ -199,7 +199,7 @@ class GraphPlan : public Plan {
       const HandleLoan handle(*device_, stream);
       Descriptor pack(abi::kVariantPack);
       pack.SetInt64s(abi::kVariantPackUniqueIds, graph_->ids());
-      pack.Set(abi::kVariantPackPointers, abi::kTypePointer, static_cast<int64_t>(addresses.size()), addresses.data());
+      pack.Set(abi::kVariantPackPointers, abi::kTypePointer, int64_t(addresses.size()), addresses.data());
       pack.Set(abi::kVariantPackWorkspace, abi::kTypePointer, 1, &arguments.workspace);
       pack.Finalize("the addresses");
       cuda::LaunchForeign(*device_, stream, [&] {

@@ -114,12 +114,12 @@ class Mapper {
       (b.kind == Operand::Kind::kConvolution || b.kind == Operand::Kind::kNode))
       std::swap(x, b);
     graph_.nodes.push_back({mode, x, b, t, is_condition ? DType::kBool : graph_.math, std::move(attributes), -1});
-    return {Operand::Kind::kNode, static_cast<uint32_t>(graph_.nodes.size() - 1)};
+    return {Operand::Kind::kNode, uint32_t(graph_.nodes.size() - 1)};
   }
 
   Operand Number(double number) {
     graph_.scalars.push_back(number);
-    return {Operand::Kind::kScalar, static_cast<uint32_t>(graph_.scalars.size() - 1)};
+    return {Operand::Kind::kScalar, uint32_t(graph_.scalars.size() - 1)};
   }
 
   Operand Scalar(ValueId id) {
@@ -262,7 +262,7 @@ class Mapper {
         operand = AddNode(Mode::kIdentity, operand);
         uses.push_back(0);
       }
-      graph_.nodes[operand.index].result = static_cast<int>(i);
+      graph_.nodes[operand.index].result = int(i);
       graph_.nodes[operand.index].dtype = dtype;
     }
   }

@@ -98,7 +98,7 @@ std::string ProgramSignature(const Program* program) {
   std::ostringstream text;
   text.precision(17);
   for (const Value& value : program->values()) {
-    text << NameOf(value.dtype) << static_cast<int>(value.kind);
+    text << NameOf(value.dtype) << int(value.kind);
     if (value.kind == Value::Kind::kLiteral) text << "=" << value.literal;
     text << " ";
   }
@@ -292,7 +292,7 @@ void Check(const Problem& problem) {
   CheckTensor(problem.x, "x", rank);
   CheckTensor(problem.w, "w", rank);
   CheckTensor(problem.y, "y", rank);
-  const int64_t alignment = problem.alignment, size = static_cast<int64_t>(SizeOf(problem.dtype));
+  const int64_t alignment = problem.alignment, size = int64_t(SizeOf(problem.dtype));
   if (alignment < size || alignment % size != 0)
     Fail("a convolution's addresses are aligned to ", alignment, " bytes, expected a multiple of ", size);
   if (problem.groups < 1) Fail("a convolution's groups are ", problem.groups, ", expected at least 1");
@@ -337,7 +337,7 @@ PlanText PlanText::Parse(const std::string& text) {
       ", for example engine=3;k2=1;k14=4");
   };
   const auto skip = [&](std::string_view word, const char* expected) {
-    if (static_cast<size_t>(end - at) < word.size() || std::string_view(at, word.size()) != word) fail(expected);
+    if (size_t(end - at) < word.size() || std::string_view(at, word.size()) != word) fail(expected);
     at += word.size();
   };
   const auto number = [&](int64_t least, int64_t most, const char* expected) {
@@ -351,7 +351,7 @@ PlanText PlanText::Parse(const std::string& text) {
   skip("engine=", "\"engine=\"");
   plan.engine = number(0, 1000000, "the engine's number");
   while (at != end) {
-    if (std::string_view(at, static_cast<size_t>(end - at)) == kIdentity) {
+    if (std::string_view(at, size_t(end - at)) == kIdentity) {
       plan.has_identity = true;
       break;
     }

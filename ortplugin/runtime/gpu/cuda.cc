@@ -193,7 +193,7 @@ std::string Compile(const std::string& source, const std::string& architecture, 
   const std::vector<std::string> options = Options(architecture);
   std::vector<const char*> words;
   for (const std::string& option : options) words.push_back(option.c_str());
-  const Result result = compiler.nvrtcCompileProgram(program, static_cast<int>(words.size()), words.data());
+  const Result result = compiler.nvrtcCompileProgram(program, int(words.size()), words.data());
   size_t size = 0;
   std::string remarks;
   if (compiler.nvrtcGetProgramLogSize(program, &size) == 0) {
@@ -241,8 +241,7 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
 void AllowShared(const DeviceFacts& device, Function function, unsigned bytes) {
   if (bytes <= kStaticSharedBytes) return;
   const ContextScope scope(device);
-  CheckDriver(
-    TheDriver().cuFuncSetAttribute(function, kMostDynamicSharedBytes, static_cast<int>(bytes)), "cuFuncSetAttribute");
+  CheckDriver(TheDriver().cuFuncSetAttribute(function, kMostDynamicSharedBytes, int(bytes)), "cuFuncSetAttribute");
 }
 
 int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads) {

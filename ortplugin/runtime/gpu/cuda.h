@@ -85,10 +85,7 @@ enum class NextStarts {
 struct LaunchShape {
   LaunchShape() = default;
   LaunchShape(int64_t grid, int64_t block, int64_t shared = 0, NextStarts next = NextStarts::kAtLaunch)
-    : blocks(static_cast<unsigned>(grid)),
-      threads(static_cast<unsigned>(block)),
-      shared_bytes(static_cast<unsigned>(shared)),
-      next_starts(next) {}
+    : blocks(unsigned(grid)), threads(unsigned(block)), shared_bytes(unsigned(shared)), next_starts(next) {}
 
   unsigned blocks = 0, threads = 0;
   unsigned shared_bytes = 0;  // of dynamic shared memory

@@ -71,8 +71,8 @@ std::string Hash(std::string_view text) {
   Word state = Word{0x6c62272e07bb0142} << 64 | 0x62b821756295c58d;
   for (const char c : text) state = (state ^ static_cast<unsigned char>(c)) * kPrime;
   std::string bytes;
-  AppendNumber(&bytes, static_cast<uint64_t>(state));
-  AppendNumber(&bytes, static_cast<uint64_t>(state >> 64));
+  AppendNumber(&bytes, uint64_t(state));
+  AppendNumber(&bytes, uint64_t(state >> 64));
   return bytes;
 }
 
@@ -133,7 +133,7 @@ bool ReadAll(int file, char* bytes, size_t count) {
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return false;
     bytes += got;
-    count -= static_cast<size_t>(got);
+    count -= size_t(got);
   }
   return true;
 }
@@ -143,7 +143,7 @@ bool WriteAll(int file, std::string_view bytes) {
     const ssize_t put = write(file, bytes.data(), bytes.size());
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return false;
-    bytes.remove_prefix(static_cast<size_t>(put));
+    bytes.remove_prefix(size_t(put));
   }
   return true;
 }
@@ -171,7 +171,7 @@ std::vector<File> List(int folder) {
     if (name == "." || name == "..") continue;
     if (fstatat(folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) continue;  // another process removed it
     const bool ours = S_ISREG(status.st_mode) && (IsHashName(name) || IsTemporaryName(name));
-    files.push_back({std::string(name), static_cast<uint64_t>(status.st_size), status.st_mtime, ours});
+    files.push_back({std::string(name), uint64_t(status.st_size), status.st_mtime, ours});
   }
   return files;
 }
@@ -252,8 +252,8 @@ std::optional<std::string> Load(int folder, const std::string& name, const std::
   if (status.st_uid != geteuid() || (status.st_mode & 022) != 0 || status.st_nlink != 1) return std::nullopt;
 
   // What the sizes say is compared before anything is allocated; kFolderLimit keeps the sums from overflowing.
-  if (status.st_size < 0 || static_cast<uint64_t>(status.st_size) > kFolderLimit) return std::nullopt;
-  const size_t size = static_cast<size_t>(status.st_size);
+  if (status.st_size < 0 || uint64_t(status.st_size) > kFolderLimit) return std::nullopt;
+  const size_t size = size_t(status.st_size);
   std::array<char, kHeaderSize> header;
   if (size < kHeaderSize + key.size() + kChecksumSize) return std::nullopt;
   if (!ReadAll(file.number(), header.data(), header.size())) return std::nullopt;
@@ -310,9 +310,8 @@ void Store(int folder, const std::string& name, const std::string& key, const st
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
     std::string unique;
-    for (const auto number : {static_cast<int64_t>(getpid()), static_cast<int64_t>(now.tv_sec),
-           static_cast<int64_t>(now.tv_nsec), static_cast<int64_t>(counter++)}) {
-      AppendNumber(&unique, static_cast<uint64_t>(number));
+    for (const auto number : {int64_t(getpid()), int64_t(now.tv_sec), int64_t(now.tv_nsec), int64_t(counter++)}) {
+      AppendNumber(&unique, uint64_t(number));
     }
     temporary = std::string(kTemporary) + HashName(unique);
     file = Descriptor(openat(folder, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));

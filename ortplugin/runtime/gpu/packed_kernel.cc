@@ -19,10 +19,9 @@ static void Encode(const TensorMap& map, uint64_t address, uint64_t* words) {
   box[0] = 128 / size;
   box[1] = map.box_rows;
   alignas(64) uint64_t encoded[kTensorMapWords];
-  CheckDriver(
-    driver.cuTensorMapEncodeTiled(encoded, map.tf32 ? kMapTf32 : kMapUint16, static_cast<uint32_t>(map.sizes.size()),
-      reinterpret_cast<void*>(address + size * map.offset), map.sizes.data(), pitches.data(), box.data(), steps.data(),
-      kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
+  CheckDriver(driver.cuTensorMapEncodeTiled(encoded, map.tf32 ? kMapTf32 : kMapUint16, uint32_t(map.sizes.size()),
+                reinterpret_cast<void*>(address + size * map.offset), map.sizes.data(), pitches.data(), box.data(),
+                steps.data(), kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
     "cuTensorMapEncodeTiled");
   std::copy(encoded, encoded + kTensorMapWords, words);
 }

@@ -131,7 +131,7 @@ ort::ElementType ToOrt(DType dtype) {
 std::string NameOfOrt(ort::ElementType type) {
   static constexpr const char* kNames[] = {"undefined", "float", "uint8", "int8", "uint16", "int16", "int32", "int64",
     "string", "bool", "float16", "double", "uint32", "uint64", "complex64", "complex128", "bfloat16"};
-  const auto index = static_cast<size_t>(type);
+  const auto index = size_t(type);
   return index < std::size(kNames) ? kNames[index] : "ONNX element type " + std::to_string(type);
 }
 
@@ -435,7 +435,7 @@ Tensor Run::input(size_t index) const {
 }
 
 void* Run::output(size_t index, const Shape& shape, size_t element_bytes) {
-  const int64_t bytes = ElementCount(shape) * static_cast<int64_t>(element_bytes);
+  const int64_t bytes = ElementCount(shape) * int64_t(element_bytes);
   // Made where it fails alone: texts would take longer than small tensors.
   const auto what = [&] { return "output " + std::to_string(index) + " of shape " + ToString(shape); };
   if (bytes > HostMemory()) CheckHostMemory(what(), bytes);

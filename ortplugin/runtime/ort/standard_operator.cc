@@ -19,7 +19,7 @@ class Owned {
   Owned& operator=(const Owned&) = delete;
   void Add(T* object) { all_.push_back(object); }
   T* const* data() const { return all_.data(); }
-  int count() const { return static_cast<int>(all_.size()); }
+  int count() const { return int(all_.size()); }
 
  private:
   const ort::Api* api_;
@@ -34,7 +34,7 @@ using OwnedValues = Owned<ort::Value, ReleaseTensor>;
 void Add(const ort::Api* api, const StandardOperator::Attribute& attribute, OwnedAttributes* attributes) {
   const auto make = [&](const void* data, size_t length, ort::OpAttrType type) {
     ort::OpAttr* made = nullptr;
-    Check(api, ort::CreateOpAttr(api, attribute.first, data, static_cast<int>(length), type, &made));
+    Check(api, ort::CreateOpAttr(api, attribute.first, data, int(length), type, &made));
     attributes->Add(made);
   };
   if (const auto* number = std::get_if<int64_t>(&attribute.second)) return make(number, 1, ort::kAttrInt);
@@ -52,7 +52,7 @@ void Add(const ort::Api* api, const StandardOperator::Attribute& attribute, Owne
 // A view of the tensor's memory, null for one that is left out.
 void Add(const ort::Api* api, const ort::MemoryInfo* memory, const Tensor& tensor, OwnedValues* values) {
   if (tensor.type == ort::kUndefined) return values->Add(nullptr);
-  const size_t bytes = static_cast<size_t>(ElementCount(tensor.shape)) * SizeOf(*FromOrt(tensor.type));
+  const size_t bytes = size_t(ElementCount(tensor.shape)) * SizeOf(*FromOrt(tensor.type));
   ort::Value* value = nullptr;
   Check(api,
     ort::CreateTensorWithDataAsOrtValue(api, memory, const_cast<void*>(tensor.data), bytes, tensor.shape.data(),
@@ -83,8 +83,7 @@ StandardOperator::StandardOperator(const NodeInfo& info, const std::string& name
   try {
     Check(api_,
       ort::CreateOp(api_, info.info(), name.c_str(), domain, version, variables.data(), element_types,
-        static_cast<int>(types.size()), made.data(), made.count(), static_cast<int>(inputs), static_cast<int>(outputs),
-        &op_));
+        int(types.size()), made.data(), made.count(), int(inputs), int(outputs), &op_));
     Check(api_, ort::CreateCpuMemoryInfo(api_, ort::kDeviceAllocator, ort::kMemTypeDefault, &memory_));
   } catch (const Error& error) {
     if (op_ != nullptr) ort::ReleaseOp(api_, op_);
@@ -116,7 +115,7 @@ HostScratch::HostScratch(const NodeInfo& info) : api_(info.api()), allocator_(in
 HostScratch::~HostScratch() { ort::ReleaseAllocator(api_, allocator_); }
 
 HostScratch::Buffer HostScratch::Take(size_t bytes) const {
-  CheckHostMemory("an intermediate result", static_cast<int64_t>(bytes));
+  CheckHostMemory("an intermediate result", int64_t(bytes));
   void* memory = nullptr;
   ort::Status* failed = ort::AllocatorAlloc(api_, allocator_, bytes > 0 ? bytes : 1, &memory);
   if (failed != nullptr) ort::ReleaseStatus(api_, failed);

@@ -204,8 +204,8 @@ ORTPLUGIN_INLINE void RunCast(const Job& job) {
       return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return HalfToFloat(FloatToHalf(Narrow(x))); });
     case DType::kBFloat16:
       return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return BFloat16ToFloat(FloatToBFloat16(Narrow(x))); });
-    case DType::kFloat: return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return static_cast<float>(x); });
-    case DType::kDouble: return Map<A, double>(job, [](A x) ORTPLUGIN_LANE { return static_cast<double>(x); });
+    case DType::kFloat: return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return float(x); });
+    case DType::kDouble: return Map<A, double>(job, [](A x) ORTPLUGIN_LANE { return double(x); });
     case DType::kBool:
       if constexpr (!kIsSigned<A>) return Map<A, Bool>(job, [](A x) ORTPLUGIN_LANE { return x != A(0); });
       return;
@@ -465,7 +465,7 @@ ORTPLUGIN_INLINE double Reduce(const T* lanes, size_t count, AddTo add) {
     double sums[kPartial];
     std::memcpy(partial, vectors, sizeof(partial));
     for (; i < last; ++i) add(partial[i % kPartial], lanes[i]);
-    for (size_t j = 0; j < kPartial; ++j) sums[j] = static_cast<double>(partial[j]);
+    for (size_t j = 0; j < kPartial; ++j) sums[j] = double(partial[j]);
     for (size_t half = kPartial / 2; half > 0; half /= 2)
       for (size_t j = 0; j < half; ++j) sums[j] += sums[j + half];
     total += sums[0];
@@ -637,7 +637,7 @@ void FillLiteral(const Value& value, void* lanes) {
   } else if (value.dtype == DType::kDouble) {
     lane = BitCast<uint64_t>(number);
   } else if (IsFloating(value.dtype)) {
-    lane = BitCast<uint32_t>(static_cast<float>(RoundTo(value.dtype, number)));
+    lane = BitCast<uint32_t>(float(RoundTo(value.dtype, number)));
   }
   FillWith(&lane, LaneSize(value.dtype), kBlock, lanes);
 }
@@ -716,7 +716,7 @@ Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements) :
     if (from <= DType::kFloat)
       if (const auto gate = AsOnePlusErf(program, statements, statement)) {
         steps_.back().operands = {gate->first};
-        steps_.back().scale = static_cast<float>(gate->second);
+        steps_.back().scale = float(gate->second);
       }
     for (const ValueId operand : steps_.back().operands) is_read[operand] = true;
   }

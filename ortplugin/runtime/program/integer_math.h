@@ -36,7 +36,7 @@ ORTPLUGIN_INLINE T IntegerAbs(T x) {
 }
 template <typename T>
 ORTPLUGIN_INLINE T IntegerSign(T x) {
-  return static_cast<T>(static_cast<int>(x > T(0)) - static_cast<int>(x < T(0)));
+  return static_cast<T>(int(x > T(0)) - int(x < T(0)));
 }
 template <typename T>
 ORTPLUGIN_INLINE T IntegerMin(T a, T b) {
@@ -61,9 +61,9 @@ ORTPLUGIN_INLINE T SafeDivisor(T a, T b) {
 template <typename T>
 ORTPLUGIN_INLINE T Quotient(T a, T b) {
   if constexpr (sizeof(T) <= 2) {
-    return static_cast<T>(static_cast<int32_t>(static_cast<float>(a) / static_cast<float>(b)));
+    return static_cast<T>(int32_t(float(a) / float(b)));
   } else if constexpr (sizeof(T) == 4 && std::is_signed_v<T>) {
-    return static_cast<T>(static_cast<double>(a) / static_cast<double>(b));
+    return static_cast<T>(double(a) / double(b));
   } else {
     return static_cast<T>(a / b);
   }
@@ -103,7 +103,7 @@ ORTPLUGIN_INLINE T ShiftRight(T x, T by) {
 // x^y in double by repeated squaring: exact where the result is below 2^53. (The C library's pow need not be.)
 template <typename T>
 inline double PowerOfIntegers(T x, T y) {
-  const double base = static_cast<double>(x);
+  const double base = double(x);
   if (y < T(0)) {
     if (x == T(0)) return std::numeric_limits<double>::infinity();
     if (x == T(1)) return 1;
@@ -132,7 +132,7 @@ ORTPLUGIN_INLINE T Saturate(F x) {
   inside = is_large ? kLowest : inside;
   T whole;
   if constexpr (sizeof(T) <= 2) {
-    whole = static_cast<T>(static_cast<int32_t>(inside));
+    whole = static_cast<T>(int32_t(inside));
   } else if constexpr (std::is_signed_v<T>) {
     whole = static_cast<T>(inside);
   } else {
@@ -151,15 +151,15 @@ ORTPLUGIN_INLINE T Saturate(F x) {
 template <typename T>
 ORTPLUGIN_INLINE float IntegerToOdd(T x) {
   if constexpr (sizeof(T) <= 2) {
-    return static_cast<float>(x);
+    return float(x);
   } else if constexpr (sizeof(T) == 4) {
-    return RoundToOdd(static_cast<double>(x));
+    return RoundToOdd(double(x));
   } else {
     // What a double cannot hold, the low bits of a large number, becomes one bit that says whether there is any.
-    const uint64_t magnitude = static_cast<uint64_t>(IntegerAbs(x));
+    const uint64_t magnitude = uint64_t(IntegerAbs(x));
     const uint64_t sticky = (magnitude & 0xffffffu) != 0 ? 0x800000u : 0u;
     const uint64_t folded = magnitude >> 40 != 0 ? (magnitude & ~uint64_t{0xffffff}) | sticky : magnitude;
-    const float rounded = RoundToOdd(static_cast<double>(folded));
+    const float rounded = RoundToOdd(double(folded));
     return x < T(0) ? -rounded : rounded;
   }
 }

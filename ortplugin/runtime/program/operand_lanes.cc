@@ -39,11 +39,9 @@ void BlockOperand::Load(
   const auto* elements = static_cast<const char*>(data_);
   switch (kind_) {
     case Kind::kScalar: return;
-    case Kind::kBound: return workspace.Bind(value, elements + static_cast<size_t>(first) * size);
-    case Kind::kCopied:
-      return LoadLanes(dtype_, elements + static_cast<size_t>(first) * size, count, workspace.lanes(value));
-    case Kind::kPeriodic:
-      return workspace.Bind(value, lanes_.data() + static_cast<size_t>(first % period_) * LaneSize(dtype_));
+    case Kind::kBound: return workspace.Bind(value, elements + size_t(first) * size);
+    case Kind::kCopied: return LoadLanes(dtype_, elements + size_t(first) * size, count, workspace.lanes(value));
+    case Kind::kPeriodic: return workspace.Bind(value, lanes_.data() + size_t(first % period_) * LaneSize(dtype_));
     case Kind::kGathered: break;
   }
   if (IsLanes(dtype_)) return Gather(size, axes_, strides_, data_, first, count, workspace.lanes(value));
@@ -67,9 +65,9 @@ void BlockOperand::Prepare() {
   kind_ = is_suffix && elements <= kSmall ? Kind::kPeriodic : Kind::kGathered;
   if (elements > kSmall || (kind_ == Kind::kGathered && IsLanes(dtype_))) return;
   period_ = elements;
-  const size_t lane = LaneSize(dtype_), bytes = static_cast<size_t>(elements) * lane;
+  const size_t lane = LaneSize(dtype_), bytes = size_t(elements) * lane;
   lanes_.resize(kind_ == Kind::kPeriodic ? bytes + kBlock * lane : bytes);
-  LoadLanes(dtype_, data_, static_cast<size_t>(elements), lanes_.data());
+  LoadLanes(dtype_, data_, size_t(elements), lanes_.data());
   for (size_t at = bytes; at < lanes_.size(); at += bytes)
     std::memcpy(lanes_.data() + at, lanes_.data(), std::min(bytes, lanes_.size() - at));
 }

@@ -24,7 +24,7 @@ void ForEachRun(const Axes& axes, const Shape& strides, int64_t first, size_t co
     if (i < last) row += index[i] * strides[i];
   }
   while (true) {
-    const size_t size = std::min(count, static_cast<size_t>(axes.sizes[last] - index[last]));
+    const size_t size = std::min(count, size_t(axes.sizes[last] - index[last]));
     visit(row, index[last], size);
     count -= size;
     if (count == 0) return;

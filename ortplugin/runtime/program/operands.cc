@@ -258,13 +258,12 @@ IndexMap::IndexMap(std::string name, const Axes& axes, int64_t unit, const std::
   suffix_.assign(count + 1, 1);
   // An axis without elements counts as one: no index is ever looked up, but periods and dividers are worked out here.
   for (size_t i = count; i-- > 0;)
-    suffix_[i] = suffix_[i + 1] *
-      static_cast<uint64_t>(std::max<int64_t>(1, i + 1 == count ? axes.sizes[i] / unit : axes.sizes[i]));
+    suffix_[i] = suffix_[i + 1] * uint64_t(std::max<int64_t>(1, i + 1 == count ? axes.sizes[i] / unit : axes.sizes[i]));
   Shapes patterns;
   for (const size_t tensor : tensors) {
     const Shape& strides = axes.strides[tensor];
     const auto found = std::find(patterns.begin(), patterns.end(), strides);
-    of_.emplace_back(tensor, static_cast<size_t>(found - patterns.begin()));
+    of_.emplace_back(tensor, size_t(found - patterns.begin()));
     if (found != patterns.end()) continue;
     patterns.push_back(strides);
     std::vector<Run> runs;
@@ -272,7 +271,7 @@ IndexMap::IndexMap(std::string name, const Axes& axes, int64_t unit, const std::
       j = i;
       if (strides[i] == 0) continue;
       while (j + 1 < count && strides[j + 1] != 0 && strides[j] == strides[j + 1] * axes.sizes[j + 1]) ++j;
-      const auto stride = static_cast<uint64_t>(strides[j] * (j + 1 == count ? unit : 1));
+      const auto stride = uint64_t(strides[j] * (j + 1 == count ? unit : 1));
       runs.push_back({i, j + 1, suffix_[i] / suffix_[j + 1], stride});
     }
     offsets_.push_back(std::move(runs));
@@ -331,7 +330,7 @@ std::array<uint64_t, 2> MakeDivider(uint64_t divisor, bool wide) {
   uint64_t shift = 0;
   while (one << shift < divisor) ++shift;
   const unsigned __int128 multiplier = (((one << shift) - divisor) << (wide ? 64 : 32)) / divisor + 1;
-  return {static_cast<uint64_t>(multiplier), shift};
+  return {uint64_t(multiplier), shift};
 }
 
 std::vector<uint64_t> IndexMap::Numbers() const {
@@ -532,13 +531,12 @@ std::string EmitResultValues(const Program& program, const Phase& phase) {
 
 std::vector<uint64_t> ArgumentBlock(const std::vector<Access>& accesses, size_t results, int64_t rows, int64_t chunks) {
   std::vector<uint64_t> block(accesses.size() + results, 0);
-  block.push_back(static_cast<uint64_t>(rows));
-  block.push_back(static_cast<uint64_t>(chunks));
+  block.push_back(uint64_t(rows));
+  block.push_back(uint64_t(chunks));
   for (const Access& access : accesses)
     for (const auto* terms : {&access.outer, &access.inner})
       for (const Term& term : *terms)
-        for (const int64_t number : {term.divisor, term.modulus, term.stride})
-          block.push_back(static_cast<uint64_t>(number));
+        for (const int64_t number : {term.divisor, term.modulus, term.stride}) block.push_back(uint64_t(number));
   return block;
 }
 

@@ -29,7 +29,7 @@ struct Term {
 struct RowOrder {
   std::vector<int64_t> rows;
   int64_t length = 0, pieces = 1, largest = 0;  // rows of an image; the largest of `rows`
-  int64_t At(int64_t row, int64_t index) const { return rows[static_cast<size_t>(row % length * pieces + index)]; }
+  int64_t At(int64_t row, int64_t index) const { return rows[size_t(row % length * pieces + index)]; }
 };
 
 // Where an element is, in elements from the tensor's start: the sum of the `outer` terms of its row and of the `inner`

@@ -114,11 +114,10 @@ constexpr Row kOperators[] = {
 #undef CORE
 };
 
-static_assert(
-  kOperators[static_cast<size_t>(Op::kSumTo)].is_core && std::size(kOperators) == static_cast<size_t>(Op::kSumTo) + 1,
+static_assert(kOperators[size_t(Op::kSumTo)].is_core && std::size(kOperators) == size_t(Op::kSumTo) + 1,
   "the core operators stand last, and SumTo as the last of them");
 
-const Row& RowOf(Op op) { return kOperators[static_cast<size_t>(op)]; }
+const Row& RowOf(Op op) { return kOperators[size_t(op)]; }
 
 // An integer's range: from least, in two's complement, to most.
 struct DTypeRow {
@@ -151,15 +150,15 @@ constexpr DTypeRow kDTypes[] = {
 constexpr bool DTypesInOrder() {
   size_t index = 0;
   for (const DTypeRow& row : kDTypes) {
-    if (static_cast<size_t>(row.dtype) != index++) return false;
+    if (size_t(row.dtype) != index++) return false;
   }
-  return index == static_cast<size_t>(DType::kUInt64) + 1;
+  return index == size_t(DType::kUInt64) + 1;
 }
 static_assert(DTypesInOrder(), "the table has one row for every DType, in DType's order");
 
 constexpr const char* kADType = "a dtype: float16, bfloat16, float, double, bool or an integer from int8 to uint64";
 
-const DTypeRow& RowOf(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
+const DTypeRow& RowOf(DType dtype) { return kDTypes[size_t(dtype)]; }
 
 const DTypeRow* FindDType(std::string_view name) {
   for (const DTypeRow& row : kDTypes) {
@@ -169,7 +168,7 @@ const DTypeRow* FindDType(std::string_view name) {
 }
 
 // ONNX keeps attributes as 32-bit floats, so an attribute means the float nearest to its text.
-double AttributeValue(double number) { return static_cast<double>(static_cast<float>(number)); }
+double AttributeValue(double number) { return double(float(number)); }
 
 // ---- Tokens
 
@@ -325,7 +324,7 @@ uint64_t Integer(const Token& token, DType dtype) {
   uint64_t magnitude = 0;
   const char* end = digits.data() + digits.size();
   const std::from_chars_result result = std::from_chars(digits.data(), end, magnitude);
-  const uint64_t most = negative ? 0 - static_cast<uint64_t>(row.least) : row.most;
+  const uint64_t most = negative ? 0 - uint64_t(row.least) : row.most;
   if (result.ec != std::errc() || result.ptr != end || magnitude > most || (negative && magnitude == 0)) {
     FailAt(token, "found ", Describe(token), ", expected an integer from ", row.least, " to ", row.most,
       " in the place of ", row.name);
@@ -361,7 +360,7 @@ bool Fits(Takes takes, DType dtype) {
 const char* TextOf(Takes takes) {
   constexpr const char* kTexts[] = {"a floating dtype", "a floating or an integer dtype", "an integer dtype",
     "an unsigned integer dtype", "a floating dtype or an integer of 32 or 64 bits", "bool", "any dtype"};
-  return kTexts[static_cast<size_t>(takes)];
+  return kTexts[size_t(takes)];
 }
 
 // The tokens one after another, and what occurs in more than one place.
@@ -558,7 +557,7 @@ class Parser : AttributeReader {
   Parts Run() {
     std::vector<Declaration> parameters = Declarations(kMaxParameters, "parameters", true);
     for (const Declaration& declaration : parameters) {
-      const auto index = static_cast<uint32_t>(parts_.parameters.size());
+      const auto index = uint32_t(parts_.parameters.size());
       parts_.parameters.push_back(Define(declaration.name, Value::Kind::kParameter, declaration.dtype, index));
     }
     Symbol("=>");
@@ -640,7 +639,7 @@ class Parser : AttributeReader {
     Attributes(row, op_token, &statement, &target);
     const std::vector<Operand> operands = Operands(row);
     const DType result = Types(row, op_token, operands, target, &statement);
-    statement.result = Define(name, Value::Kind::kResult, result, static_cast<uint32_t>(parts_.statements.size()));
+    statement.result = Define(name, Value::Kind::kResult, result, uint32_t(parts_.statements.size()));
     parts_.statements.push_back(std::move(statement));
   }
 
@@ -771,14 +770,14 @@ std::string CudaNumber(T number) {
     return (number < 0 ? "-" : "") + magnitude;
   }
   char text[64];
-  const double magnitude = static_cast<double>(std::fabs(number));
+  const double magnitude = double(std::fabs(number));
   const std::to_chars_result end = std::to_chars(text, text + sizeof(text), magnitude, std::chars_format::hex);
   return std::string(std::signbit(number) ? "-0x" : "0x") + std::string(text, end.ptr) + (kIsFloat ? "f" : "");
 }
 
 std::string CudaNumber(double number, DType dtype) {
   if (dtype == DType::kDouble) return CudaNumber<double>(number);
-  return CudaNumber<float>(static_cast<float>(RoundTo(dtype, number)));
+  return CudaNumber<float>(float(RoundTo(dtype, number)));
 }
 
 // A CUDA expression of the integer type itself, so that templates deduce it. The least int and long long have no
@@ -786,7 +785,7 @@ std::string CudaNumber(double number, DType dtype) {
 std::string CudaInteger(uint64_t integer, DType dtype) {
   const DTypeRow& row = RowOf(dtype);
   if (!IsSigned(dtype)) return std::string("(") + row.compute + ")" + std::to_string(integer) + "ull";
-  const auto number = static_cast<int64_t>(integer);
+  const auto number = int64_t(integer);
   if (number == INT64_MIN) return "(-9223372036854775807ll - 1)";
   return std::string("(") + row.compute + ")" + std::to_string(number) + "ll";
 }
@@ -799,7 +798,7 @@ std::string CudaLiteral(const Value& value) {
 
 std::string LiteralText(const Value& value) {
   if (!IsInteger(value.dtype)) return Shortest(value.literal);
-  return IsSigned(value.dtype) ? std::to_string(static_cast<int64_t>(value.integer)) : std::to_string(value.integer);
+  return IsSigned(value.dtype) ? std::to_string(int64_t(value.integer)) : std::to_string(value.integer);
 }
 
 }  // namespace
@@ -815,9 +814,9 @@ bool IsCore(Op op) { return RowOf(op).is_core; }
 
 double RoundTo(DType dtype, double number) {
   switch (dtype) {
-    case DType::kFloat16: return static_cast<double>(HalfToFloat(FloatToHalf(RoundToOdd(number))));
-    case DType::kBFloat16: return static_cast<double>(BFloat16ToFloat(FloatToBFloat16(RoundToOdd(number))));
-    case DType::kFloat: return static_cast<double>(static_cast<float>(number));
+    case DType::kFloat16: return double(HalfToFloat(FloatToHalf(RoundToOdd(number))));
+    case DType::kBFloat16: return double(BFloat16ToFloat(FloatToBFloat16(RoundToOdd(number))));
+    case DType::kFloat: return double(float(number));
     default: return number;
   }
 }
@@ -844,7 +843,7 @@ std::vector<uint32_t> Program::Closure(
   for (size_t i = statements_.size(); i-- > 0;) {
     const Statement& statement = statements_[i];
     if (!needed[statement.result] || at_hand[statement.result]) continue;
-    backwards.push_back(static_cast<uint32_t>(i));
+    backwards.push_back(uint32_t(i));
     for (const ValueId operand : statement.operands) needed[operand] = true;
   }
   return {backwards.rbegin(), backwards.rend()};
@@ -886,7 +885,7 @@ std::string Program::ToString() const {
       if (attribute.kind == Kind::kAxes ? statement.axes.empty() : !attribute.required && is_preset) continue;
       attributes += std::string(attributes.empty() ? "<" : ", ") + attribute.name + "=";
       switch (attribute.kind) {
-        case Kind::kWord: attributes += std::string("\"") + attribute.words[static_cast<size_t>(value)] + "\""; break;
+        case Kind::kWord: attributes += std::string("\"") + attribute.words[size_t(value)] + "\""; break;
         case Kind::kAxes:
           for (size_t axis = 0; axis < statement.axes.size(); ++axis) {
             attributes += (axis == 0 ? "\"" : " ") + std::to_string(statement.axes[axis]);
@@ -898,7 +897,7 @@ std::string Program::ToString() const {
         case Kind::kAxis:
         case Kind::kCount:
         case Kind::kFlag:
-        case Kind::kNone: attributes += Shortest(static_cast<float>(value)); break;
+        case Kind::kNone: attributes += Shortest(float(value)); break;
       }
     }
     if (!attributes.empty()) text += attributes + ">";
@@ -955,7 +954,7 @@ std::optional<std::pair<ValueId, double>> AsOnePlusErf(
     double scale = 1.41421356237309504880;
     const Statement* inner = Among(program, statements, x);
     const auto scaled = inner != nullptr ? AsScaled(program, *inner) : std::nullopt;
-    if (scaled && std::isnormal(static_cast<float>(scale * scaled->second))) {
+    if (scaled && std::isnormal(float(scale * scaled->second))) {
       x = scaled->first;
       scale *= scaled->second;
     }

@@ -36,12 +36,12 @@ ProgramSweep::ProgramSweep(const Program& program, const Axes& axes, int64_t cou
     stays_.push_back(Stays(r, inputs));
   }
   // Enough work a task to be worth a thread's waking, enough tasks to keep all threads busy to the end.
-  const auto steps = static_cast<int64_t>(program.statements().size() + inputs.size());
-  task_ = std::max<int64_t>(4, 256 / steps) * static_cast<int64_t>(kBlock);
+  const auto steps = int64_t(program.statements().size() + inputs.size());
+  task_ = std::max<int64_t>(4, 256 / steps) * int64_t(kBlock);
 }
 
 void ProgramSweep::Run(ortplugin::Run& run) const {
-  const auto tasks = static_cast<size_t>((count_ + task_ - 1) / task_);
+  const auto tasks = size_t((count_ + task_ - 1) / task_);
   if (tasks == 1) {
     Task(0);
   } else if (tasks > 1) {
@@ -97,10 +97,10 @@ bool ProgramSweep::IsOverwritten(size_t input, const void* data) const {
 
 void ProgramSweep::Task(size_t task) const {
   std::unique_ptr<Space> space = Take();
-  const int64_t first = static_cast<int64_t>(task) * task_;
+  const int64_t first = int64_t(task) * task_;
   const int64_t last = std::min(count_, first + task_);
-  for (int64_t at = first; at < last; at += static_cast<int64_t>(kBlock))
-    Block(at, static_cast<size_t>(std::min(last - at, static_cast<int64_t>(kBlock))), *space);
+  for (int64_t at = first; at < last; at += int64_t(kBlock))
+    Block(at, size_t(std::min(last - at, int64_t(kBlock))), *space);
   const std::lock_guard<std::mutex> lock(mutex_);
   spaces_.push_back(std::move(space));
 }
@@ -127,8 +127,7 @@ void ProgramSweep::Block(int64_t first, size_t count, Space& space) const {
   for (size_t i = 0; i < operands_.size(); ++i)
     if (reads_[i]) operands_[i].Load(first, count, program_.parameters()[i], workspace, space.scratch);
   const auto place = [&](size_t r) {
-    return static_cast<char*>(outputs_[r]) +
-      static_cast<size_t>(first) * SizeOf(program_.value(program_.results()[r]).dtype);
+    return static_cast<char*>(outputs_[r]) + size_t(first) * SizeOf(program_.value(program_.results()[r]).dtype);
   };
   for (size_t r = 0; r < outputs_.size(); ++r)
     if (binds_[r]) workspace.Bind(program_.results()[r], place(r));

@@ -168,7 +168,7 @@ struct Reduced {
 };
 template <int STEP>
 ORTPLUGIN_INLINE Reduced ReduceByLn2(float x) {
-  constexpr float kStep = static_cast<float>(STEP);
+  constexpr float kStep = float(STEP);
   const float shifted = std::fma(x, kLog2E / kStep, kRounder);
   const float n = shifted - kRounder;
   return {std::fma(n, -kStep * kLn2Low, std::fma(n, -kStep * kLn2High, x)), shifted};
@@ -240,7 +240,7 @@ ORTPLUGIN_INLINE Split SplitExponent(float x) {
   const float scaled = x * 8388608.0f;
   const uint32_t bits = BitCast<uint32_t>(tiny ? scaled : x);
   const uint32_t offset = bits - 0x3f3504f3u;  // the bits of sqrt(1/2)
-  const int32_t e = static_cast<int32_t>(offset) >> 23;
+  const int32_t e = int32_t(offset) >> 23;
   const float m = BitCast<float>((offset & 0x7fffffu) + 0x3f3504f3u);
   return {m, tiny ? e - 23 : e};
 }
@@ -248,7 +248,7 @@ ORTPLUGIN_INLINE Split SplitExponent(float x) {
 // log(m * 2^e) + low.
 ORTPLUGIN_INLINE float LogOfSplit(Split split, float low) {
   const float f = split.m - 1.0f;
-  const float e = static_cast<float>(split.e);
+  const float e = float(split.e);
   const float p = Polynomial(f, 0.06746625900268555f, -0.11675631254911423f, 0.11888153105974197f, -0.1240558996796608f,
     0.14219553768634796f, -0.1666799634695053f, 0.2000211924314499f, -0.25000008940696716f, 0.3333331346511841f);
   const float square = f * f;
@@ -326,12 +326,12 @@ constexpr float kHalfPiRest = -4.37113883e-08f;
 constexpr float kMostAngle = 268435456.0f;
 template <int QUARTERS>
 ORTPLUGIN_INLINE float SinWithin(float x) {
-  const double wide = static_cast<double>(x);
+  const double wide = double(x);
   const double shifted = std::fma(wide, 0.63661977236758134308, kDoubleRounder);
   const double n = shifted - kDoubleRounder;
   const double rest = std::fma(n, -6.123233995736766036e-17, std::fma(n, -1.57079632679489655800, wide));
-  const float r = static_cast<float>(rest);
-  const uint32_t quarter = static_cast<uint32_t>(BitCast<uint64_t>(shifted)) + QUARTERS;
+  const float r = float(rest);
+  const uint32_t quarter = uint32_t(BitCast<uint64_t>(shifted)) + QUARTERS;
   const float z = r * r;
   const float p = Polynomial(z, -0.00019515218446031213f, 0.00833216030150652f, -0.16666655242443085f);
   const float sine = std::fma(p, z * r, r);
@@ -385,25 +385,25 @@ ORTPLUGIN_INLINE bool IsModerateQuotient(float a, float b) {
 }
 // C's fmod: the quotient is a double, times b exact, and rounded up at most to the next whole number.
 ORTPLUGIN_INLINE float FmodWithin(float a, float b) {
-  const double dividend = static_cast<double>(Abs(a)), divisor = static_cast<double>(Abs(b));
+  const double dividend = double(Abs(a)), divisor = double(Abs(b));
   const double rest = std::fma(-std::trunc(dividend / divisor), divisor, dividend);
   const double remainder = rest < 0 ? rest + divisor : rest;
-  return std::copysign(static_cast<float>(remainder), a);
+  return std::copysign(float(remainder), a);
 }
 
 // 2^(y log2 |x|) in double, 2^-37 exact, then the special cases of C's pow.
 ORTPLUGIN_INLINE float Pow(float x, float y) {
   const float a = Abs(x);
   const Split split = SplitExponent(a);
-  const double m = static_cast<double>(split.m);
+  const double m = double(split.m);
   const double s = (m - 1.0) / (m + 1.0);
   const double q = s * s;
   const double p = Polynomial(q, 0.28292090594425146, 0.3199043220953216, 0.4122092838686123, 0.5770779420752854,
     0.9617966941142516, 2.8853900817778495);
-  double log2 = std::fma(s, p, static_cast<double>(split.e));
-  log2 = a == 0 ? -static_cast<double>(kFloatInf) : log2;
-  log2 = a == kFloatInf ? static_cast<double>(kFloatInf) : log2;
-  double t = static_cast<double>(y) * log2;
+  double log2 = std::fma(s, p, double(split.e));
+  log2 = a == 0 ? -double(kFloatInf) : log2;
+  log2 = a == kFloatInf ? double(kFloatInf) : log2;
+  double t = double(y) * log2;
   t = t > 130.0 ? 130.0 : t;
   t = t < -160.0 ? -160.0 : t;
   t = t != t ? 0.0 : t;  // decided below
@@ -412,14 +412,14 @@ ORTPLUGIN_INLINE float Pow(float x, float y) {
   const double e = Polynomial(r, 1.520191098871058e-05, 0.00015469317608382983, 0.0013333922821731415,
     0.009618027171298638, 0.055504103528558904, 0.24022651198779285, 0.6931471807287178, 0.9999999999616102);
   const uint64_t n = BitCast<uint64_t>(shifted) - BitCast<uint64_t>(kDoubleRounder);
-  float result = static_cast<float>(e * BitCast<double>((n + 1023u) << 52));
+  float result = float(e * BitCast<double>((n + 1023u) << 52));
 
   float whole = y > 16777216.0f ? 16777216.0f : y;  // all even from 2^24
   whole = whole < -16777216.0f ? -16777216.0f : whole;
   whole = y != y ? 0.0f : whole;
-  const int32_t integer = static_cast<int32_t>(whole);
-  const bool is_integer = static_cast<float>(integer) == whole;
-  const uint32_t odd = is_integer ? static_cast<uint32_t>(integer) << 31 : 0u;  // the sign's bit if y is odd
+  const int32_t integer = int32_t(whole);
+  const bool is_integer = float(integer) == whole;
+  const uint32_t odd = is_integer ? uint32_t(integer) << 31 : 0u;  // the sign's bit if y is odd
   result = BitCast<float>(BitCast<uint32_t>(result) | (BitCast<uint32_t>(x) & odd));
   const bool undefined = (x < 0) & (a != kFloatInf) & !is_integer;
   const bool unordered = (x != x) | (y != y);

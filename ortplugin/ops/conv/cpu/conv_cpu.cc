@@ -47,7 +47,7 @@ void MultiplyUnfolded(Run& run, const HostScratch& scratch, const StandardOperat
   const int64_t pixels = ElementCount(shape.result_first()) / shape.batch / shape.filters;
   const int64_t depth = shape.channels / shape.groups * ElementCount(shape.kernel());
   const HostScratch::Buffer columns =
-    scratch.Take(static_cast<size_t>(ElementCount({shape.groups, depth, pixels})) * sizeof(double));
+    scratch.Take(size_t(ElementCount({shape.groups, depth, pixels})) * sizeof(double));
   for (int64_t n = 0; n < shape.batch; ++n) {
     Unfold(run, shape, x + n * size, static_cast<double*>(columns.get()));
     matmul.Run(run,
@@ -121,7 +121,7 @@ class CpuConv : public Kernel {
     const Program& program = taken ? taken->rest : *node_.program;
     const std::optional<size_t> place = ValueResult(program, wide_);
     HostScratch::Buffer buffer(nullptr, {&scratch_});
-    if (!place) buffer = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    if (!place) buffer = scratch_.Take(size_t(count) * SizeOf(wide_));
     void* value = place ? outputs[*place] : buffer.get();
     if (in_blocks) {
       ConvolveBlocks(run, shape, inputs, *taken, static_cast<float*>(value));
@@ -140,7 +140,7 @@ class CpuConv : public Kernel {
   // A run whose X has no elements: there is nothing but padding.
   void Pad(Run& run, const Axes& axes, int64_t count, const std::vector<Tensor>& inputs,
     const std::vector<void*>& outputs) const {
-    const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
+    const size_t bytes = size_t(count) * SizeOf(wide_);
     const HostScratch::Buffer value = scratch_.Take(bytes);
     std::memset(value.get(), 0, bytes);
     Apply(run, *node_.program, {value.get(), wide_}, axes, count, inputs, outputs);
@@ -184,7 +184,7 @@ class CpuConv : public Kernel {
     const void* filters = weights_ ? weights_->data() : weights->data();
     const int64_t pixels = count / shape.batch / shape.filters;
     HostScratch::Buffer first(nullptr, {&scratch_});
-    if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(size_t(count) * SizeOf(wide_));
     void* made = first != nullptr ? first.get() : value;
     if (wide_ == DType::kDouble) {
       MultiplyUnfolded(
@@ -225,16 +225,15 @@ class CpuConv : public Kernel {
     const void* x = inputs[0].data;
     const Shape strides = shape.strides();
     if (std::any_of(strides.begin(), strides.end(), [](int64_t stride) { return stride > 1; })) {
-      kept = scratch_.Take(static_cast<size_t>(pixels * channels) * SizeOf(dtype_));
-      KeepPixels(run, shape, static_cast<size_t>(channels) * SizeOf(dtype_), x, kept.get());
+      kept = scratch_.Take(size_t(pixels * channels) * SizeOf(dtype_));
+      KeepPixels(run, shape, size_t(channels) * SizeOf(dtype_), x, kept.get());
       x = kept.get();
     }
     const HostOperand data(&run, scratch_, dtype_, x, {pixels, channels}, false);
     std::optional<HostOperand> weights;
     if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), false);
     // The weights are [M, C] and multiply from the right.
-    const HostScratch::Buffer transposed_weights =
-      scratch_.Take(static_cast<size_t>(shape.filters * channels) * SizeOf(wide_));
+    const HostScratch::Buffer transposed_weights = scratch_.Take(size_t(shape.filters * channels) * SizeOf(wide_));
     Transpose(&run, weights_ ? weights_->data() : weights->data(), transposed_weights.get(), 1, shape.filters, channels,
       SizeOf(wide_));
     matmul_->Run(run,

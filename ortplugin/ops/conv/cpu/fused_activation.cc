@@ -31,7 +31,7 @@ bool TakeActivation(const Program& program, const Statement& statement, ValueId 
   if (statement.operands[0] != value) return false;
   const auto literal = [&](size_t operand) {
     const Value& number = program.value(statement.operands[operand]);
-    return static_cast<float>(RoundTo(number.dtype, number.literal));
+    return float(RoundTo(number.dtype, number.literal));
   };
   const auto is_literal = [&](size_t operand) {
     return program.value(statement.operands[operand]).kind == Value::Kind::kLiteral;
@@ -40,7 +40,7 @@ bool TakeActivation(const Program& program, const Statement& statement, ValueId 
     case Op::kRelu: fused->activation = "Relu"; return true;
     case Op::kLeakyRelu:
       fused->activation = "LeakyRelu";
-      fused->activation_params = {static_cast<float>(statement.attributes[0])};
+      fused->activation_params = {float(statement.attributes[0])};
       return true;
     case Op::kClip:
       if (!is_literal(1) || !is_literal(2)) return false;

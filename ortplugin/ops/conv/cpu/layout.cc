@@ -13,8 +13,8 @@ constexpr int64_t kTile = 32;  // rows and columns: two tiles of doubles are hal
 constexpr int64_t kWidenedAtOnce = 16384;  // elements
 
 void ForEach(Run* run, int64_t tasks, const std::function<void(size_t)>& body) {
-  if (run != nullptr && tasks > 1) return run->parallel_for(static_cast<size_t>(tasks), body);
-  for (int64_t task = 0; task < tasks; ++task) body(static_cast<size_t>(task));
+  if (run != nullptr && tasks > 1) return run->parallel_for(size_t(tasks), body);
+  for (int64_t task = 0; task < tasks; ++task) body(size_t(task));
 }
 
 template <typename T>
@@ -30,7 +30,7 @@ template <typename T>
 void TransposeAll(Run* run, const void* from, void* to, int64_t count, int64_t rows, int64_t columns) {
   const int64_t strips = (rows + kTile - 1) / kTile;
   ForEach(run, count * strips, [&](size_t task) {
-    const int64_t matrix = static_cast<int64_t>(task) / strips, first = static_cast<int64_t>(task) % strips * kTile;
+    const int64_t matrix = int64_t(task) / strips, first = int64_t(task) % strips * kTile;
     const int64_t offset = matrix * rows * columns;
     TransposeRows(static_cast<const T*>(from) + offset, static_cast<T*>(to) + offset, rows, columns, first,
       std::min(rows, first + kTile));
@@ -59,10 +59,9 @@ void Transpose(Run* run, const void* from, void* to, int64_t count, int64_t rows
 void Widen(Run* run, DType dtype, const void* from, void* to, int64_t count) {
   const size_t narrow = SizeOf(dtype), wide = LaneSize(dtype);
   ForEach(run, (count + kWidenedAtOnce - 1) / kWidenedAtOnce, [&](size_t task) {
-    const int64_t first = static_cast<int64_t>(task) * kWidenedAtOnce;
-    LoadLanes(dtype, static_cast<const char*>(from) + static_cast<size_t>(first) * narrow,
-      static_cast<size_t>(std::min(kWidenedAtOnce, count - first)),
-      static_cast<char*>(to) + static_cast<size_t>(first) * wide);
+    const int64_t first = int64_t(task) * kWidenedAtOnce;
+    LoadLanes(dtype, static_cast<const char*>(from) + size_t(first) * narrow,
+      size_t(std::min(kWidenedAtOnce, count - first)), static_cast<char*>(to) + size_t(first) * wide);
   });
 }
 
@@ -75,12 +74,12 @@ HostOperand::HostOperand(
   const int64_t channels = channels_last ? shape.back() : 1, pixels = channels_last ? count / shape[0] / channels : 1;
   const bool transposes = channels > 1 && pixels > 1, widens = LaneSize(dtype) != SizeOf(dtype);
   if (transposes) {
-    between_ = scratch.Take(static_cast<size_t>(count) * SizeOf(dtype));
+    between_ = scratch.Take(size_t(count) * SizeOf(dtype));
     Transpose(run, data_, between_.get(), shape[0], pixels, channels, SizeOf(dtype));
     data_ = between_.get();
   }
   if (!widens) return;
-  owned_ = scratch.Take(static_cast<size_t>(count) * LaneSize(dtype));
+  owned_ = scratch.Take(size_t(count) * LaneSize(dtype));
   Widen(run, dtype, data_, owned_.get(), count);
   data_ = owned_.get();
   between_.reset();
@@ -94,13 +93,13 @@ void Unfold(Run& run, const Contraction& shape, const double* image, double* col
     size *= window.size;
   }
   const Window& last = shape.windows.back();
-  run.parallel_for(static_cast<size_t>(shape.channels * taps), [&](size_t task) {
-    const int64_t channel = static_cast<int64_t>(task) / taps;
-    int64_t tap = static_cast<int64_t>(task) % taps;
+  run.parallel_for(size_t(shape.channels * taps), [&](size_t task) {
+    const int64_t channel = int64_t(task) / taps;
+    int64_t tap = int64_t(task) % taps;
     std::vector<int64_t> taps_of(shape.windows.size());
     for (size_t axis = shape.windows.size(); axis-- > 0; tap /= shape.windows[axis].kernel)
       taps_of[axis] = tap % shape.windows[axis].kernel;
-    double* to = columns + static_cast<int64_t>(task) * pixels;
+    double* to = columns + int64_t(task) * pixels;
     for (int64_t row = 0; row < pixels / last.out; ++row, to += last.out) {
       int64_t offset = 0, stride = last.size, rest = row;
       bool inside = true;
@@ -124,17 +123,17 @@ void Unfold(Run& run, const Contraction& shape, const double* image, double* col
 void KeepPixels(Run& run, const Contraction& shape, size_t bytes, const void* from, void* to) {
   const Window& last = shape.windows.back();
   const int64_t rows = ElementCount(shape.result()) / shape.filters / last.out;
-  run.parallel_for(static_cast<size_t>(rows), [&](size_t task) {
-    int64_t rest = static_cast<int64_t>(task), offset = 0, stride = last.size;
+  run.parallel_for(size_t(rows), [&](size_t task) {
+    int64_t rest = int64_t(task), offset = 0, stride = last.size;
     for (size_t axis = shape.windows.size() - 1; axis-- > 0;) {
       const Window& window = shape.windows[axis];
       offset += rest % window.out * window.stride * stride;
       rest /= window.out;
       stride *= window.size;
     }
-    const char* pixel = static_cast<const char*>(from) + static_cast<size_t>(offset + rest * stride) * bytes;
-    char* kept = static_cast<char*>(to) + task * static_cast<size_t>(last.out) * bytes;
-    for (int64_t out = 0; out < last.out; ++out, kept += bytes, pixel += static_cast<size_t>(last.stride) * bytes)
+    const char* pixel = static_cast<const char*>(from) + size_t(offset + rest * stride) * bytes;
+    char* kept = static_cast<char*>(to) + task * size_t(last.out) * bytes;
+    for (int64_t out = 0; out < last.out; ++out, kept += bytes, pixel += size_t(last.stride) * bytes)
       std::memcpy(kept, pixel, bytes);
   });
 }

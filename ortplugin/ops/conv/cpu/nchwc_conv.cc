@@ -25,13 +25,12 @@ bool IsDirect(const Contraction& shape, int64_t block) { return shape.groups == 
 HostVector<float> Blocks(const float* from, const Shape& shape, int64_t block, bool whole_rows) {
   const int64_t filters = shape[0], channels = shape[1], taps = shape[2] * shape[3];
   const int64_t depth = whole_rows ? 1 : block, columns = RoundUp(channels, depth);
-  HostVector<float> to(static_cast<size_t>(RoundUp(filters, block) * columns * taps), 0.0f);
+  HostVector<float> to(size_t(RoundUp(filters, block) * columns * taps), 0.0f);
   for (int64_t m = 0; m < filters; ++m)
     for (int64_t c = 0; c < channels; ++c)
       for (int64_t tap = 0; tap < taps; ++tap) {
         const int64_t outer = (m / block * (columns / depth) + c / depth) * taps + tap;
-        to[static_cast<size_t>((outer * depth + c % depth) * block + m % block)] =
-          from[(m * channels + c) * taps + tap];
+        to[size_t((outer * depth + c % depth) * block + m % block)] = from[(m * channels + c) * taps + tap];
       }
   return to;
 }
@@ -62,19 +61,17 @@ bool NchwcConv::Pays(const Contraction& shape) {
   if (is_direct && shape.channels_last && !shape.x_channels_first && shape.channels > 1) return false;
   if (!is_direct && shape.channels % kReordered != 0) return false;
   // No more than a third of the work may be for channels that are not there.
-  const double grown = static_cast<double>(RoundUp(shape.filters, block)) / static_cast<double>(shape.filters) *
-    (is_direct || shape.groups > 1
-        ? 1.0
-        : static_cast<double>(RoundUp(shape.channels, block)) / static_cast<double>(shape.channels));
+  const double grown = double(RoundUp(shape.filters, block)) / double(shape.filters) *
+    (is_direct || shape.groups > 1 ? 1.0 : double(RoundUp(shape.channels, block)) / double(shape.channels));
   if (grown > 4.0 / 3) return false;
   if (shape.groups > 1) return true;
   // With channels last Conv has X and the result transposed, unless it is a GEMM.
   if (shape.channels_last && (shape.x_channels_first || ElementCount(shape.kernel()) > 1)) return true;
   // To put X in blocks and the result out of them takes about what is gained in so many multiply-adds for each element.
   constexpr double kLeastIntensity = 56;
-  const double made = static_cast<double>(ElementCount(shape.result()));
-  const double read = is_direct ? 0.0 : static_cast<double>(ElementCount(shape.x()));
-  const double multiply_adds = made * static_cast<double>(shape.channels * ElementCount(shape.kernel()));
+  const double made = double(ElementCount(shape.result()));
+  const double read = is_direct ? 0.0 : double(ElementCount(shape.x()));
+  const double multiply_adds = made * double(shape.channels * ElementCount(shape.kernel()));
   return multiply_adds > kLeastIntensity * (made + read);
 }
 
@@ -119,7 +116,7 @@ void NchwcConv::RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const
   HostScratch::Buffer blocks(nullptr, {&scratch});
   if (!IsDirect(shape, block)) {
     into[1] = RoundUp(into[1], block);
-    blocks = scratch.Take(static_cast<size_t>(ElementCount(into)) * sizeof(float));
+    blocks = scratch.Take(size_t(ElementCount(into)) * sizeof(float));
     operators.into->Run(run, {Floats(x, shape.x())}, {Floats(blocks.get(), into)});
   }
   const int64_t columns = shape.groups > 1 ? 1 : into[1];
@@ -129,10 +126,10 @@ void NchwcConv::RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const
   std::vector<float> all;  // the bias of the channels that are not there too
   if (bias != nullptr) {
     all.assign(bias, bias + shape.filters);
-    all.resize(static_cast<size_t>(made[1]), 0.0f);
+    all.resize(size_t(made[1]), 0.0f);
     given.push_back(Floats(all.data(), {made[1]}));
   }
-  const HostScratch::Buffer result = scratch.Take(static_cast<size_t>(ElementCount(made)) * sizeof(float));
+  const HostScratch::Buffer result = scratch.Take(size_t(ElementCount(made)) * sizeof(float));
   operators.convolution->Run(run, given, {Floats(result.get(), made)});
   operators.back->Run(run, {Floats(result.get(), made)}, {Floats(value, shape.result())});
 }
@@ -185,28 +182,28 @@ bool NchwcConv::IsRight(ortplugin::Run& run, const NodeInfo& info, const HostScr
   const Shape shape{filters, channels / groups, kTaps, kTaps};
   const auto numbers = [](int64_t count) {
     std::vector<float> made;
-    for (int64_t i = 0; i < count; ++i) made.push_back(static_cast<float>(i * 7 % 11 - 5));
+    for (int64_t i = 0; i < count; ++i) made.push_back(float(i * 7 % 11 - 5));
     return made;
   };
   const std::vector<float> weights = numbers(ElementCount(shape)), x = numbers(channels * kSize * kSize),
                            bias = numbers(filters);
-  std::vector<float> y(static_cast<size_t>(filters * kSize * kSize), std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> y(size_t(filters * kSize * kSize), std::numeric_limits<float>::quiet_NaN());
   const Program program = Program::Parse("(float c, float b) => (float y) { y = Add(c, b) }");
   const NchwcConv conv(info, attributes, shape, {size_t{1}, std::nullopt, "", {}, program});
   const Contraction fit = FitConv(attributes, {1, channels, kSize, kSize}, shape);
   conv.RunBlocks(run, scratch, conv.Make(block, weights.data()), fit, block, x.data(), bias.data(), y.data());
   for (int64_t m = 0; m < filters; ++m)
     for (int64_t at = 0; at < kSize * kSize; ++at) {
-      float sum = bias[static_cast<size_t>(m)];
+      float sum = bias[size_t(m)];
       for (int64_t c = 0; c < shape[1]; ++c)
         for (int64_t tap = 0; tap < kTaps * kTaps; ++tap) {
           const int64_t row = at / kSize + tap / kTaps - 1, column = at % kSize + tap % kTaps - 1;
           if (row < 0 || row >= kSize || column < 0 || column >= kSize) continue;
           const int64_t channel = groups > 1 ? m : c;
-          sum += x[static_cast<size_t>((channel * kSize + row) * kSize + column)] *
-            weights[static_cast<size_t>((m * shape[1] + c) * kTaps * kTaps + tap)];
+          sum += x[size_t((channel * kSize + row) * kSize + column)] *
+            weights[size_t((m * shape[1] + c) * kTaps * kTaps + tap)];
         }
-      if (y[static_cast<size_t>(m * kSize * kSize + at)] != sum) return false;
+      if (y[size_t(m * kSize * kSize + at)] != sum) return false;
     }
   return true;
 }

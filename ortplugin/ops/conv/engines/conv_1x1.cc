@@ -87,13 +87,12 @@ std::optional<Conv1x1Config> Configure(const Program& program, const Contraction
   best.dynamic_tiles = many;
   for (int64_t blocks_n = 1; best.block_n == 0 || best.block_n * channels * 2 > most_weights; ++blocks_n) {
     if (blocks_n > filters / kLine) break;
-    if (filters % (blocks_n * kLine) == 0 && filters / blocks_n <= most_block_n)
-      best.block_n = static_cast<int>(filters / blocks_n);
+    if (filters % (blocks_n * kLine) == 0 && filters / blocks_n <= most_block_n) best.block_n = int(filters / blocks_n);
   }
   best.tile_n = std::min(best.block_n, many ? 128 : 64);
   while (best.block_n % best.tile_n != 0) best.tile_n -= kLine;
   const auto complete = [&](int64_t tile_k) {
-    best.tile_k = static_cast<int>(tile_k);
+    best.tile_k = int(tile_k);
     const int stages = !many ? 4 : (tile_k == kLine && channels > kLine) || Patch(problem) > 1 ? 3 : 2;
     return Complete(program, problem, device, MostWarps(program, problem, best, device), stages, &best);
   };

@@ -55,7 +55,7 @@ DepthwiseConfig WithTile(
 // Threads along the channels: together they read whole sectors of memory, and as few as possible are idle.
 int LanesOf(int64_t vectors, int64_t most) {
   const int64_t lanes = std::min(most, vectors);
-  return static_cast<int>(RoundUp(vectors, 8) < RoundUp(vectors, lanes) ? 8 : lanes);
+  return int(RoundUp(vectors, 8) < RoundUp(vectors, lanes) ? 8 : lanes);
 }
 
 // Filters that no network was measured for at length: bands (1x11), large ones, dilated ones, several for a channel.
@@ -81,7 +81,7 @@ DepthwiseConfig ConfigureAnyFilter(const Contraction& problem, const DeviceFacts
   best = WithTile(problem, device, best, choices);
   const int64_t tile_rows = (best.tile_h - 1) * rows.stride + rows.kernel;
   const int64_t tile_columns = (best.tile_w - 1) * columns.stride + columns.kernel;
-  best.ahead = static_cast<int>(std::clamp<int64_t>(most_columns / tile_columns, 1, std::min<int64_t>(tile_rows, 4)));
+  best.ahead = int(std::clamp<int64_t>(most_columns / tile_columns, 1, std::min<int64_t>(tile_rows, 4)));
   best.lanes = LanesOf(problem.filters / best.vector, 16);
   best.tiles = std::max(1, 128 / best.lanes);
   return best;
@@ -109,7 +109,7 @@ DepthwiseConfig ConfigureDepthwise(const Program& program, const Contraction& pr
   (void)program;
   if (!IsMeasured(problem)) return ConfigureAnyFilter(problem, device);
   const bool is_float = problem.dtype() == DType::kFloat, is_strided = problem.rows().stride == 2;
-  const int kernel = static_cast<int>(problem.rows().kernel);
+  const int kernel = int(problem.rows().kernel);
   const bool sevens = problem.columns().out % 7 == 0, is_seven = problem.columns().out == 7;
   const std::vector<Choice> of_three = {{2, 8, 300, is_strided && !is_float},
     {1, 7, 300, is_strided && is_float && sevens}, {4, 7, 480, !is_strided && sevens}, {4, 4, 400, !is_strided},
@@ -126,7 +126,7 @@ DepthwiseConfig ConfigureDepthwise(const Program& program, const Contraction& pr
   const bool is_large = pixels >= 7;
   // Rows ahead hide the latency of memory; where there are threads enough for that, registers are worth more.
   if (pixels < 7) {
-    best.ahead = kernel == 7 ? 2 : (best.tile_h - 1) * static_cast<int>(problem.rows().stride) + kernel;
+    best.ahead = kernel == 7 ? 2 : (best.tile_h - 1) * int(problem.rows().stride) + kernel;
   } else if (best.tile_h == 1) {
     best.ahead = kernel == 7 || is_strided ? (kernel == 3 ? 3 : 2) : kernel;
   } else {

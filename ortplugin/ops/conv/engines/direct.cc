@@ -51,7 +51,7 @@ bool IsWhole(const Contraction& conv, const DirectConfig& s) { return s.rows >= 
 
 // Cycles, about, that the whole problem takes on this GPU. What is not counted in instructions was fitted to an H200.
 double Cost(const Contraction& conv, const DirectConfig& s, const DeviceFacts& gpu) {
-  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const auto number = [](int64_t n) { return double(n); };
   int64_t resident = Resident(conv, s, gpu);
   if (resident == 0) return 1e30;
   const int64_t of_one = DivideUp(s.tiles * s.map_blocks, gpu.multiprocessors);  // tiles of a multiprocessor
@@ -83,8 +83,8 @@ void SpreadOverBanks(const Contraction& conv, DirectConfig* s) {
     const int64_t least = InRows(conv, *s) * row_pitch;
     for (int64_t image_pitch = least; image_pitch < least + (s->images > 1 ? 32 : 1); ++image_pitch) {
       DirectConfig option = *s;
-      option.row_pitch = static_cast<int>(row_pitch);
-      option.image_pitch = static_cast<int>(image_pitch);
+      option.row_pitch = int(row_pitch);
+      option.image_pitch = int(image_pitch);
       if (SharedBytes(conv, option) > cuda::kStaticSharedBytes) continue;
       int64_t wavefronts = 0;
       for (int64_t first = 0; first < all; first += 32) {
@@ -109,13 +109,13 @@ void SpreadOverBanks(const Contraction& conv, DirectConfig* s) {
 // What follows from the choice of a tile.
 void Finish(const Contraction& conv, const DeviceFacts& gpu, int most_vector, DirectConfig* s) {
   SpreadOverBanks(conv, s);
-  s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(conv, *s, gpu)));
+  s->min_blocks = int(std::max<int64_t>(1, Resident(conv, *s, gpu)));
   const int64_t pixels = conv.rows().out * conv.columns().out;
   int64_t vector = std::min(4, most_vector);
   // Runs of elements that lie side by side begin and end with vectors.
   vector = IsWhole(conv, *s) ? std::gcd(vector, std::gcd(s->block_maps * pixels, conv.group_filters() * pixels))
                              : std::gcd(vector, std::gcd(s->rows * conv.columns().out, pixels));
-  s->vector = static_cast<int>(vector);
+  s->vector = int(vector);
   s->wide = conv.batch * conv.groups * conv.group_filters() * pixels >= (int64_t{1} << 30);
 }
 
@@ -190,17 +190,17 @@ std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const Devic
               if (images > 1 && (parts > 1 || images > conv.batch)) break;
               DirectConfig s{};
               s.images = images;
-              s.rows = static_cast<int>(rows);
+              s.rows = int(rows);
               s.maps = maps;
               s.strip = strip;
-              s.block_maps = static_cast<int>(block_maps);
-              s.chunk = static_cast<int>(chunk);
-              s.row_pitch = static_cast<int>(InWidth(conv, s));
-              s.image_pitch = static_cast<int>(InRows(conv, s) * s.row_pitch);
+              s.block_maps = int(block_maps);
+              s.chunk = int(chunk);
+              s.row_pitch = int(InWidth(conv, s));
+              s.image_pitch = int(InRows(conv, s) * s.row_pitch);
               const int64_t threads = RoundUp(Workers(conv, s), 32);
               if (threads > kMostThreads || SharedBytes(conv, s) > cuda::kStaticSharedBytes || Registers(conv, s) > 200)
                 continue;
-              s.threads = static_cast<int>(threads);
+              s.threads = int(threads);
               s.tiles = DivideUp(conv.batch, images) * DivideUp(conv.rows().out, rows);
               s.map_blocks = conv.groups * DivideUp(conv.group_filters(), block_maps);
               const double cost = Cost(conv, s, gpu);
@@ -237,7 +237,7 @@ class EpilogueOperands {
     // Operands of a channel stand in shared memory, as far as there is room: there they are read early.
     int64_t room = cuda::kStaticSharedBytes - SharedBytes(conv, config);
     for (size_t i = 1; i < inputs_; ++i) {
-      const int64_t bytes = RoundUp(static_cast<int64_t>(SizeOf(TypeOf(i))) * config.block_maps, 8);
+      const int64_t bytes = RoundUp(int64_t(SizeOf(TypeOf(i))) * config.block_maps, 8);
       is_shared_[i] = IsOfChannel(conv, axes, i) && bytes <= room;
       if (is_shared_[i]) room -= bytes;
     }
@@ -295,7 +295,7 @@ class SourceWriter : EpilogueOperands {
     int64_t held = 1;
     for (size_t i = 1; i < inputs_; ++i)
       if (!IsScalar(axes_, i) && !is_shared_[i])
-        held += static_cast<int64_t>(SizeOf(TypeOf(i))) * (IsRowValue(i) ? 1 : config_.vector);
+        held += int64_t(SizeOf(TypeOf(i))) * (IsRowValue(i) ? 1 : config_.vector);
     text_ << Defines(
                {{"CHANNELS", conv_.group_channels()}, {"OUTPUTS", conv_.group_filters()}, {"GROUPS", conv_.groups}})
           << WindowMacros(conv_)
@@ -445,7 +445,7 @@ std::string DirectSource(
 std::vector<uint64_t> DirectArguments(
   const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config) {
   std::vector<uint64_t> block(program.parameters().size() + 1 + program.results().size());
-  block.push_back(static_cast<uint64_t>(conv.batch));
+  block.push_back(uint64_t(conv.batch));
   const std::vector<uint64_t> numbers = MapOf(conv, axes, config).Numbers();
   block.insert(block.end(), numbers.begin(), numbers.end());
   return block;

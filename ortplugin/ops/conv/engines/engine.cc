@@ -188,7 +188,7 @@ std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& p
   size_t addresses = problem.operands.size() + 2 + problem.gated + program.results().size();
   if (tail != nullptr) addresses += tail->operands.size() + (tail->of_input ? 0 : tail->norm->program.results().size());
   std::vector<uint64_t> arguments(addresses, 0);
-  arguments.push_back(static_cast<uint64_t>(problem.batch));
+  arguments.push_back(uint64_t(problem.batch));
   return arguments;
 }
 

@@ -68,7 +68,7 @@ int64_t Tiles(const Contraction& problem, const FewOutputChannelsConfig& config)
 int ChunkOf(const Contraction& problem, FewOutputChannelsConfig config) {
   const int64_t octet = SizesOf(problem).octet;
   for (int64_t chunk = std::min(problem.channels, 8 * octet); chunk > 0; chunk -= octet) {
-    config.chunk = static_cast<int>(chunk);
+    config.chunk = int(chunk);
     if (problem.channels % chunk == 0 && WeightBytes(problem, chunk) <= kMostWeights &&
       SharedBytes(problem, config) <= cuda::kStaticSharedBytes)
       return config.chunk;
@@ -83,7 +83,7 @@ bool Complete(const Contraction& problem, FewOutputChannelsConfig* config) {
   if (patches > (tensor_cores ? 128 : 256)) return false;
   config->parts = !tensor_cores && patches > 128 ? 2 : 1;
   // Four at least: they also bring the weights.
-  config->warps = static_cast<int>(std::max<int64_t>(4, DivideUp(patches, (tensor_cores ? 16 : 32) * config->parts)));
+  config->warps = int(std::max<int64_t>(4, DivideUp(patches, (tensor_cores ? 16 : 32) * config->parts)));
   config->chunk = ChunkOf(problem, *config);
   return config->chunk > 0;
 }
@@ -130,7 +130,7 @@ FewOutputChannelsConfig ConfigureFewOutputChannels(
   int64_t least = INT64_MAX;
   for (int64_t pieces = 1;; ++pieces) {
     FewOutputChannelsConfig option{};
-    option.tile_w = static_cast<int>(DivideUp(sizes.patches_w - sizes.cuts, pieces) + sizes.cuts);
+    option.tile_w = int(DivideUp(sizes.patches_w - sizes.cuts, pieces) + sizes.cuts);
     for (option.tile_h = 1; option.tile_h <= sizes.patches_h && Complete(problem, &option); ++option.tile_h) {
       const int64_t cost = Tiles(problem, option) * Cost(problem, option);
       if (cost < least) best = option;

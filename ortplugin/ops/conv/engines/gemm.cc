@@ -70,7 +70,7 @@ int64_t Tiles(const Contraction& problem, int64_t tile_m, int64_t tile_n) {
   return DivideUp(Rows(problem), tile_m) * problem.groups * DivideUp(problem.group_filters(), Columns(problem, tile_n));
 }
 
-int64_t Size(const Contraction& problem) { return static_cast<int64_t>(SizeOf(problem.dtype())); }
+int64_t Size(const Contraction& problem) { return int64_t(SizeOf(problem.dtype())); }
 
 // Columns that are read and written at once.
 int64_t Vector(const Contraction& problem) {
@@ -84,23 +84,23 @@ double Cost(const Contraction& problem, const TileKind& kind, int tile_n, int sp
   // What else a copy holds are the next group's channels, of which 0 times infinity would be NaN.
   const int64_t bytes = problem.group_channels() * Size(problem);
   if (problem.groups > 1 && bytes % kind.bytes_k != 0) return kNever;
-  const auto all = static_cast<double>(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n) * split_k);
-  const auto tiles = static_cast<int64_t>(std::ceil(all / device.multiprocessors));  // of a block
+  const auto all = double(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n) * split_k);
+  const auto tiles = int64_t(std::ceil(all / device.multiprocessors));  // of a block
   if (kind.take_turns && tiles == 1) return kNever;  // nobody to take turns with
   const double busy = std::min(1.0, all / device.multiprocessors);
   // One warpgroup with wide tiles waits for its program between them, and for copies where all multiprocessors have
   // some: of 1576 x 3072 x 768, 125 blocks with 160 columns take 18.7 us, 104 of two with 96 columns 16.1 (H100).
   if (kind.consumers == 1 && tile_n > 128 && (tiles > 1 || busy > 0.9)) return kNever;
   const int64_t copies = DivideUp(DivideUp(bytes, int64_t{kind.bytes_k}), int64_t{split_k});
-  const double mmas = static_cast<double>(std::min(copies * (kind.bytes_k / 128), DivideUp(bytes, 128))) *
+  const double mmas = double(std::min(copies * (kind.bytes_k / 128), DivideUp(bytes, 128))) *
       (kind.step + (kind.step_n + kind.crowd_n * busy) * tile_n) +
     kind.turn_n * busy * tile_n;
   const double rest = kind.rest + kind.rest_n * tile_n;
-  const auto count = static_cast<double>(tiles);
+  const auto count = double(tiles);
   const double exchange = split_k > 1 ? kExchange + kExchangeOfBlock * split_k : 0;
   if (!kind.take_turns) return kind.launch + count * (mmas + rest) + exchange;
   // The tensor cores are what there is least of, or each warpgroup's own tiles.
-  const auto own = static_cast<double>(DivideUp(tiles, int64_t{2}));
+  const auto own = double(DivideUp(tiles, int64_t{2}));
   return kind.launch + std::max(count * mmas + rest, own * (mmas + rest) + (tiles % 2 == 0 ? mmas : 0));
 }
 
@@ -128,7 +128,7 @@ int64_t OperandRegisters(const Program& program, const Contraction& problem) {
     const Shape& shape = problem.operands[i];
     const int64_t columns = shape.empty() || shape.back() != problem.filters ? 1 : vector;
     const ValueId parameter = program.parameters()[i + 1 + problem.gated];
-    const auto size = static_cast<int64_t>(SizeOf(program.value(parameter).dtype));
+    const auto size = int64_t(SizeOf(program.value(parameter).dtype));
     const bool is_of_rows = !shape.empty() && ElementCount(shape) > shape.back();
     registers += DivideUp(columns * size, int64_t{4}) * (is_of_rows ? items : 1);
   }
@@ -159,7 +159,7 @@ Choice FindCheapest(const Contraction& problem, int most_cluster, const DeviceFa
     if (tile_n < kind.least_n || tile_n > kind.most_n) return;
     const double cost = Cost(problem, kind, tile_n, split_k, device);
     if (cost >= best.cost) return;
-    const int tile_k = kind.bytes_k / static_cast<int>(Size(problem));
+    const int tile_k = kind.bytes_k / int(Size(problem));
     const bool rows_first = most_cluster == 0 && Rows(problem) < problem.filters;
     best = {{tile_n, kind.consumers, tile_k, kind.take_turns, 0, rows_first, cluster, split_k}, cost};
   };
@@ -177,7 +177,7 @@ Choice FindCheapest(const Contraction& problem, int most_cluster, const DeviceFa
     for (int cluster = 1; cluster <= std::min(most_cluster, kMostCluster) && !kind.take_turns; ++cluster) {
       const int64_t tiles = Tiles(problem, TileM(kind.consumers, false), problem.filters) * cluster;
       if (problem.filters % (int64_t{cluster} * kColumns) == 0 && tiles <= device.multiprocessors)
-        consider(kind, static_cast<int>(std::min<int64_t>(problem.filters / cluster, INT32_MAX)), cluster, 1);
+        consider(kind, int(std::min<int64_t>(problem.filters / cluster, INT32_MAX)), cluster, 1);
     }
   };
   if (Size(problem) == 4)
@@ -189,22 +189,21 @@ Choice FindCheapest(const Contraction& problem, int most_cluster, const DeviceFa
 
 int Stages(const Contraction& problem, const GemmConfig& config, const DeviceFacts& device, int64_t rest) {
   const int64_t room = device.shared_per_block - rest - StagingBytes(config) - PartsBytes(problem, config);
-  return static_cast<int>(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
+  return int(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
 }
 
 EngineKernel Make(const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail,
   const DeviceFacts& device) {
   std::vector<uint64_t> arguments = ConvArguments(program, problem, tail);
-  const auto word = static_cast<size_t>(RoundUp(static_cast<int64_t>(arguments.size()), 8));  // of the maps
-  const auto channels = static_cast<uint64_t>(problem.channels);
-  const auto of_group = static_cast<uint64_t>(problem.group_channels());
-  const auto rows_of_tile = static_cast<uint32_t>(config.tile_m());
+  const auto word = size_t(RoundUp(int64_t(arguments.size()), 8));  // of the maps
+  const auto channels = uint64_t(problem.channels);
+  const auto of_group = uint64_t(problem.group_channels());
+  const auto rows_of_tile = uint32_t(config.tile_m());
   const bool tf32 = problem.dtype() == DType::kFloat;
-  std::vector<cuda::TensorMap> maps{
-    {word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32}};
+  std::vector<cuda::TensorMap> maps{{word, 0, {channels, uint64_t(Rows(problem))}, {channels}, rows_of_tile, 0, tf32}};
   for (size_t input = 1; input <= 1u + problem.gated; ++input)
-    maps.push_back({word + input * cuda::kTensorMapWords, input, {of_group, static_cast<uint64_t>(problem.filters)},
-      {of_group}, static_cast<uint32_t>(Columns(problem, config.tile_n)), 0, tf32});
+    maps.push_back({word + input * cuda::kTensorMapWords, input, {of_group, uint64_t(problem.filters)}, {of_group},
+      uint32_t(Columns(problem, config.tile_n)), 0, tf32});
   arguments.resize(word + maps.size() * cuda::kTensorMapWords);
   return {GemmSource(program, problem, config, tail), "gemm", GemmLaunch(problem, config, device), arguments, maps};
 }

@@ -34,7 +34,7 @@ bool IsGemvFast(const Program&, const Contraction& problem, const DeviceFacts& d
 GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   (void)program;
   GemvConfig best{};
-  best.vector = static_cast<int>(std::gcd(problem.channels, int64_t{problem.dtype() == DType::kFloat ? 4 : 8}));
+  best.vector = int(std::gcd(problem.channels, int64_t{problem.dtype() == DType::kFloat ? 4 : 8}));
   best.lanes = 1;
   while (best.lanes < 32 && best.lanes * best.vector < problem.channels) best.lanes *= 2;
   // Each weight serves several rows, once there is work for the whole GPU.

@@ -30,7 +30,7 @@ struct Tiling {
 };
 
 // Elements of 16 bytes.
-int64_t OctetOf(const Contraction& problem) { return 16 / static_cast<int64_t>(SizeOf(problem.dtype())); }
+int64_t OctetOf(const Contraction& problem) { return 16 / int64_t(SizeOf(problem.dtype())); }
 
 // From one row of X that matters to the next.
 int64_t StepOf(const Window& window) {
@@ -69,8 +69,7 @@ void Complete(const Contraction& problem, Tiling* t) {
 int64_t MergedOf(const Contraction& problem) {
   const auto cost = [&](int64_t merged) {
     const int64_t channels = merged * problem.group_channels(), filters = merged * problem.group_filters();
-    return static_cast<double>(DivideUp(channels, OctetOf(problem)) * (8 * DivideUp(filters, 8) + 1)) /
-      static_cast<double>(merged);
+    return double(DivideUp(channels, OctetOf(problem)) * (8 * DivideUp(filters, 8) + 1)) / double(merged);
   };
   int64_t best = 1;
   for (int64_t merged = 2; merged <= std::min<int64_t>(8, problem.groups); ++merged)

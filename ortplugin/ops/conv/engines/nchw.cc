@@ -20,7 +20,7 @@ constexpr int64_t kStagingBytes = int64_t{4} * 16 * (kColumns + 8) * 4;  // of a
 int64_t Rows(const Contraction& flat) { return flat.columns().out; }
 int64_t Pixels(const Contraction& flat) { return flat.filters; }
 
-int64_t Size(const Contraction& problem) { return static_cast<int64_t>(SizeOf(problem.dtype())); }
+int64_t Size(const Contraction& problem) { return int64_t(SizeOf(problem.dtype())); }
 
 bool Fits(const Program& program, const std::optional<Contraction>& flat) {
   constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 20);
@@ -100,10 +100,9 @@ EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, co
        << kGemmEpilogueSource << "\n"
        << kNchwGemmSource;
   std::vector<uint64_t> arguments = ConvArguments(program, flat);
-  const auto word = static_cast<size_t>(RoundUp(static_cast<int64_t>(arguments.size()), 8));
+  const auto word = size_t(RoundUp(int64_t(arguments.size()), 8));
   arguments.resize(word + cuda::kTensorMapWords);
-  const auto pixels = static_cast<uint64_t>(Pixels(flat)), channels = static_cast<uint64_t>(flat.channels),
-             batch = static_cast<uint64_t>(flat.batch);
+  const auto pixels = uint64_t(Pixels(flat)), channels = uint64_t(flat.channels), batch = uint64_t(flat.batch);
   const int64_t tile_bytes = DivideUp(flat.channels, int64_t{kTileK}) * kTileK * config.tile_n * Size(flat);
   return {text.str(), "nchw_gemm",
     {Tiles(flat, config), config.consumers * 128, tile_bytes + config.consumers * kStagingBytes}, arguments,

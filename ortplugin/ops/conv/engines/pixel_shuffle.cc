@@ -15,7 +15,7 @@ constexpr int64_t kParts = 4;  // vectors of a thread: so many loads are on thei
 
 // Elements of a load: as many as fit 16 bytes and divide the channels.
 int64_t VectorOf(const Contraction& problem) {
-  return std::gcd(problem.filters, static_cast<int64_t>(16 / SizeOf(problem.dtype())));
+  return std::gcd(problem.filters, int64_t(16 / SizeOf(problem.dtype())));
 }
 
 }  // namespace
@@ -38,7 +38,7 @@ bool FitsPixelShuffle(const Contraction& contraction) {
 bool IsPixelShuffleFast(const Contraction& contraction, const DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
-  const int64_t size = static_cast<int64_t>(SizeOf(contraction.dtype()));
+  const int64_t size = int64_t(SizeOf(contraction.dtype()));
   if (size != 2 || contraction.channels % 8 != 0 || contraction.filters % 8 != 0) return false;
   return !IsIdentity(*contraction.program) ||
     ElementCount(contraction.result()) * size <= target->limits.pixel_shuffle_most_bytes;
@@ -60,7 +60,7 @@ cudnn::Problem GemmProblem(const Contraction& contraction) {
 }
 
 size_t GemmBytes(const Contraction& contraction) {
-  return static_cast<size_t>(ElementCount(GemmProblem(contraction).x.dims)) * SizeOf(contraction.dtype());
+  return size_t(ElementCount(GemmProblem(contraction).x.dims)) * SizeOf(contraction.dtype());
 }
 
 EngineKernel PixelShuffleKernel(const Contraction& contraction) {

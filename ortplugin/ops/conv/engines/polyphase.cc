@@ -89,10 +89,9 @@ int64_t Blocks(const Contraction& problem, const PolyphaseConfig& config, const 
 // alone or, where the multiprocessor's blocks compete, by the bytes that come from shared memory and the results.
 double Cost(const Contraction& problem, const PolyphaseConfig& config, const DeviceFacts& device) {
   const TargetLimits& limits = LimitsNear(device);
-  const double rows = static_cast<double>(TileM(config)), columns = config.tile_n;
+  const double rows = double(TileM(config)), columns = config.tile_n;
   const int64_t blocks = Blocks(problem, config, device), units = Tiles(problem, config) * Phases(problem);
-  const double share = static_cast<double>(
-    std::min<int64_t>(config.min_blocks, DivideUp(blocks, static_cast<int64_t>(device.multiprocessors))));
+  const double share = double(std::min<int64_t>(config.min_blocks, DivideUp(blocks, int64_t(device.multiprocessors))));
   const double step = std::max(limits.polyphase_step + limits.polyphase_step_latency / (config.stages - 2),
     share * (limits.polyphase_step_edge * (rows + columns) + limits.polyphase_step_area * rows * columns));
   const double tile = std::max(limits.polyphase_tile + limits.polyphase_tile_columns * columns * config.m_tiles,
@@ -106,9 +105,8 @@ double Cost(const Contraction& problem, const PolyphaseConfig& config, const Dev
   for (int64_t block = 0; block < phases; ++block) {
     const int64_t rounds = DivideUp(units - block, blocks);
     int64_t made = rounds / phases * all;
-    for (int64_t round = 0; round < rounds % phases; ++round)
-      made += steps[static_cast<size_t>((block + round) % phases)];
-    worst = std::max(worst, static_cast<double>(made) * step + static_cast<double>(rounds) * tile);
+    for (int64_t round = 0; round < rounds % phases; ++round) made += steps[size_t((block + round) % phases)];
+    worst = std::max(worst, double(made) * step + double(rounds) * tile);
   }
   return worst;
 }

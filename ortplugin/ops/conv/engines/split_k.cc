@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kTileM = 64;  // pixels of a tile
 constexpr int64_t kTileBytes = 128;  // of a tap's channels that are copied at once
 
-int64_t Size(const Contraction& problem) { return static_cast<int64_t>(SizeOf(problem.dtype())); }
+int64_t Size(const Contraction& problem) { return int64_t(SizeOf(problem.dtype())); }
 
 int64_t KTiles(const Contraction& problem) {
   return problem.rows().kernel * problem.columns().kernel * DivideUp(problem.channels * Size(problem), kTileBytes);
@@ -116,9 +116,9 @@ SplitKConfig ConfigureSplitK(const Contraction& problem, const DeviceFacts& devi
   const int64_t k_tiles = DivideUp(KTiles(problem), best.split_k);
   const bool is_small = best.tile_n == 32 && best.split_k == 1;
   const int64_t warpgroups = std::min<int64_t>(is_small ? 4 : 2, KTiles(problem) / best.split_k);
-  best.warps = static_cast<int>(4 * warpgroups);
+  best.warps = int(4 * warpgroups);
   const int most_stages = is_small || best.tile_n == 128 ? 3 : 4;
-  best.stages = static_cast<int>(std::min<int64_t>(most_stages, DivideUp(k_tiles, warpgroups) + 1));
+  best.stages = int(std::min<int64_t>(most_stages, DivideUp(k_tiles, warpgroups) + 1));
   return best;
 }
 

@@ -72,8 +72,8 @@ bool IsStemFast(const Program&, const Contraction& problem, const DeviceFacts& d
 StemConfig ConfigureStem(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   (void)program;
   StemConfig best{};
-  best.filters = static_cast<int>(FiltersOfWarp(problem));
-  const int groups = static_cast<int>(problem.filters) / best.filters;
+  best.filters = int(FiltersOfWarp(problem));
+  const int groups = int(problem.filters) / best.filters;
   // Of a large kernel a block takes two rows, which its warps share evenly, and copies the next part of the image while
   // one works; of a small one several rows, as far as every multiprocessor has a block. Measured on an H200.
   const bool is_small = SizesOf(problem, 1, 8).k_steps <= 5;
@@ -91,7 +91,7 @@ StemConfig ConfigureStem(const Program& program, const Contraction& problem, con
   const int most_width = is_small && groups != 2 ? 64 : 128;
   const auto set_width = [&] {
     for (int64_t pieces = 1;; ++pieces) {
-      best.tile_w = static_cast<int>(RoundUp(DivideUp(problem.columns().out, pieces), 8));
+      best.tile_w = int(RoundUp(DivideUp(problem.columns().out, pieces), 8));
       if (best.tile_w == 8) break;
       const bool is_spread =
         !is_small || best.tile_w <= 16 || Tiles(problem, best) * 5 >= int64_t{4} * device.multiprocessors;
@@ -121,7 +121,7 @@ StemConfig ConfigureStem(const Program& program, const Contraction& problem, con
     if (SharedBytes(problem, steady) <= cuda::kStaticSharedBytes) best = steady;
   }
   const int64_t resident = device.ResidentBlocks(best.warps * 32, 0, SharedBytes(problem, best));
-  best.min_blocks = static_cast<int>(std::clamp<int64_t>(resident, 1, best.min_blocks));
+  best.min_blocks = int(std::clamp<int64_t>(resident, 1, best.min_blocks));
   return best;
 }
 
