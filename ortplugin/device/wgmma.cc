@@ -43,20 +43,16 @@ std::string WgmmaFunction(const std::string& name, DType dtype, int n, WgmmaA a,
 }
 
 std::string WgmmaWait(const std::string& name, int n) {
-  std::ostringstream text;
-  text << "template <int LEFT>\nDEVICE void wait_" << name << "(float (&sums)[" << n / 2
-       << "]) {\n  asm volatile(\"wgmma.wait_group.sync.aligned %" << n / 2 << ";\" : " << Accumulators(n)
-       << " : \"n\"(LEFT) : \"memory\");\n}\n";
-  return text.str();
+  return Joined("template <int LEFT>\nDEVICE void wait_", name, "(float (&sums)[", n / 2,
+    "]) {\n  asm volatile(\"wgmma.wait_group.sync.aligned %", n / 2, ";\" : ", Accumulators(n),
+    " : \"n\"(LEFT) : \"memory\");\n}\n");
 }
 
 std::string WgmmaSource(DType dtype, int n, bool b_is_mn_major) {
-  std::ostringstream text;
-  text << WgmmaFunction("wgmma", dtype, n, WgmmaA::kShared, b_is_mn_major) << "DEVICE void wait_wgmma(float (&sums)["
-       << n / 2 << "]) {\n  asm volatile(\"wgmma.commit_group.sync.aligned;\\n\\twgmma.wait_group.sync.aligned 0;\" : "
-       << Accumulators(n) << " : : \"memory\");\n}\n\n"
-       << kWgmmaSource;
-  return text.str();
+  return Joined(WgmmaFunction("wgmma", dtype, n, WgmmaA::kShared, b_is_mn_major),
+    "DEVICE void wait_wgmma(float (&sums)[", n / 2,
+    "]) {\n  asm volatile(\"wgmma.commit_group.sync.aligned;\\n\\twgmma.wait_group.sync.aligned 0;\" : ",
+    Accumulators(n), " : : \"memory\");\n}\n\n", kWgmmaSource);
 }
 
 }  // namespace ortplugin

@@ -12,12 +12,18 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Throws an Error whose message is its arguments written one after another.
+// The parts written one after another.
+template <typename... Parts>
+std::string Joined(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+// Throws an Error with them as its message.
 template <typename... Parts>
 [[noreturn]] void Fail(const Parts&... parts) {
-  std::ostringstream message;
-  (message << ... << parts);
-  throw Error(message.str());
+  throw Error(Joined(parts...));
 }
 
 }  // namespace ortplugin

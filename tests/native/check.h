@@ -6,12 +6,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <sstream>
 #include <string>
 
 #include "ortplugin/runtime/error.h"
 
 namespace test {
+
+using ortplugin::Joined;
 
 inline int passed = 0, failed = 0, left_out = 0;
 
@@ -42,14 +43,6 @@ std::string ErrorOf(const Work& work) {
     return error.what();
   }
   return "";
-}
-
-// The parts written one after another.
-template <typename... Parts>
-std::string Joined(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
 }
 
 inline bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <sstream>
 #include <tuple>
 
 #include "ortplugin/ops/transpose/transpose.h"
@@ -212,13 +211,10 @@ std::string TransposeSource(const TransposeConfig& config) {
     : config.unit == 4                      ? "unsigned"
     : config.unit == 8                      ? "uint2"
                                             : "uint4";
-  std::ostringstream text;
-  text << kCommonSource << "\ntypedef " << type << " unit_t;\n"
-       << Defines({{"UNIT", config.unit}, {"TILED", config.is_tiled}, {"READ", config.read}, {"WRITE", config.write},
-            {"AXES", config.axes}, {"WIDE", config.wide}, {"THREADS", config.threads}})
-       << "\n"
-       << kTransposeSource;
-  return text.str();
+  return Joined(kCommonSource, "\ntypedef ", type, " unit_t;\n",
+    Defines({{"UNIT", config.unit}, {"TILED", config.is_tiled}, {"READ", config.read}, {"WRITE", config.write},
+      {"AXES", config.axes}, {"WIDE", config.wide}, {"THREADS", config.threads}}),
+    "\n", kTransposeSource);
 }
 
 cuda::PackedKernel LoadTranspose(const TransposeShape& shape, const DeviceFacts& device, int alignment) {

@@ -1,7 +1,6 @@
 #include "ortplugin/ops/conv/engines/conv_1x1.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "ortplugin/device/wgmma.h"
 #include "ortplugin/ops/conv/engines/gemm.h"
@@ -153,17 +152,13 @@ Conv1x1Config ConfigureConv1x1(const Program& program, const Contraction& proble
 }
 
 std::string Conv1x1Source(const Program& program, const Contraction& problem, const Conv1x1Config& config) {
-  std::ostringstream text;
-  text << ConvPreamble(program, problem)
-       << Defines({{"TRANSPOSED", problem.transposed}, {"UP_H", problem.transposed ? problem.rows().stride : 1},
-            {"UP_W", problem.transposed ? problem.columns().stride : 1}, {"TILE_K", config.tile_k},
-            {"TILE_N", config.tile_n}, {"BLOCK_N", config.block_n},
-            {"BLOCKS_N", DivideUp(problem.filters, config.block_n)}, {"STAGES", config.stages}, {"WARPS", config.warps},
-            {"DYNAMIC_TILES", config.dynamic_tiles}, {"PREFETCH_OPERANDS", config.prefetches_operands}})
-       << "\n"
-       << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
-       << kConv1x1Source;
-  return text.str();
+  return Joined(ConvPreamble(program, problem),
+    Defines({{"TRANSPOSED", problem.transposed}, {"UP_H", problem.transposed ? problem.rows().stride : 1},
+      {"UP_W", problem.transposed ? problem.columns().stride : 1}, {"TILE_K", config.tile_k}, {"TILE_N", config.tile_n},
+      {"BLOCK_N", config.block_n}, {"BLOCKS_N", DivideUp(problem.filters, config.block_n)}, {"STAGES", config.stages},
+      {"WARPS", config.warps}, {"DYNAMIC_TILES", config.dynamic_tiles},
+      {"PREFETCH_OPERANDS", config.prefetches_operands}}),
+    "\n", WgmmaSource(problem.dtype(), config.tile_n), "\n", kConv1x1Source);
 }
 
 cuda::LaunchShape Conv1x1Launch(const Contraction& problem, const Conv1x1Config& config, const DeviceFacts& device) {

@@ -1,7 +1,6 @@
 #include "ortplugin/ops/conv/engines/depthwise.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
@@ -142,15 +141,11 @@ DepthwiseConfig ConfigureDepthwise(const Program& program, const Contraction& pr
 }
 
 std::string DepthwiseSource(const Program& program, const Contraction& problem, const DepthwiseConfig& config) {
-  std::ostringstream text;
-  text << ConvPreamble(program, problem)
-       << Defines(
-            {{"VECTOR", config.vector}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w}, {"LANES", config.lanes},
-              {"TILES", config.tiles}, {"AHEAD", config.ahead}, {"FLOAT_WEIGHTS", config.float_weights},
-              {"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation}})
-       << "\n"
-       << kDepthwiseSource;
-  return text.str();
+  return Joined(ConvPreamble(program, problem),
+    Defines({{"VECTOR", config.vector}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w}, {"LANES", config.lanes},
+      {"TILES", config.tiles}, {"AHEAD", config.ahead}, {"FLOAT_WEIGHTS", config.float_weights},
+      {"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation}}),
+    "\n", kDepthwiseSource);
 }
 
 cuda::LaunchShape DepthwiseLaunch(const Contraction& problem, const DepthwiseConfig& config) {

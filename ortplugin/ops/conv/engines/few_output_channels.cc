@@ -1,7 +1,6 @@
 #include "ortplugin/ops/conv/engines/few_output_channels.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
@@ -156,16 +155,13 @@ std::string FewOutputChannelsSource(
   const Program& program, const Contraction& problem, const FewOutputChannelsConfig& config) {
   const Sizes sizes = SizesOf(problem);
   const int64_t k_steps = DivideUp(sizes.taps_h * sizes.taps_w * (config.chunk / sizes.octet), 2);
-  std::ostringstream text;
-  text << ConvPreamble(program, problem)
-       << Defines({{"CHANNELS_FIRST", problem.y_channels_first}, {"TENSOR_CORES", sizes.tensor_cores}})
-       << "#define MMA_TYPE " << (problem.dtype() == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
-       << Defines({{"CHUNK", config.chunk}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w},
-            {"WARPS", config.warps}, {"PARTS", config.parts}, {"VECTOR", config.vector},
-            {"MIN_BLOCKS", config.min_blocks}, {"UNROLL", k_steps <= 32 ? k_steps : 4}})
-       << "\n"
-       << kFewOutputChannelsSource;
-  return text.str();
+  return Joined(ConvPreamble(program, problem),
+    Defines({{"CHANNELS_FIRST", problem.y_channels_first}, {"TENSOR_CORES", sizes.tensor_cores}}), "#define MMA_TYPE ",
+    (problem.dtype() == DType::kFloat16 ? "\"f16\"" : "\"bf16\""), "\n",
+    Defines({{"CHUNK", config.chunk}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w}, {"WARPS", config.warps},
+      {"PARTS", config.parts}, {"VECTOR", config.vector}, {"MIN_BLOCKS", config.min_blocks},
+      {"UNROLL", k_steps <= 32 ? k_steps : 4}}),
+    "\n", kFewOutputChannelsSource);
 }
 
 cuda::LaunchShape FewOutputChannelsLaunch(

@@ -161,19 +161,15 @@ PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const DeviceFacts
 
 std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config) {
   const Axis rows = Rows(problem), columns = Columns(problem);
-  std::ostringstream text;
-  text << ConvPreamble(program, problem)
-       << Defines({{"TILE_N", config.tile_n}, {"M_TILES", config.m_tiles}, {"WARPS", config.warps},
-            {"STAGES", config.stages}, {"MIN_BLOCKS", config.min_blocks}, {"TAPS_APART_H", rows.apart},
-            {"TAPS_APART_W", columns.apart}, {"SHIFT_H", rows.back}, {"SHIFT_W", columns.back}})
-       << "// A phase's first tap, the pixel of X that it meets, for the phase's first pixel, and how many taps there "
-          "are.\n"
-       << "struct Taps {\n  int first, shift, count;\n};\n"
-       << "__constant__ const Taps taps_h[] = {" << rows.ToString() << "};\n"
-       << "__constant__ const Taps taps_w[] = {" << columns.ToString() << "};\n\n"
-       << PairSource(program) << WgmmaSource(problem.dtype(), config.tile_n, true) << "\n"
-       << kPolyphaseSource;
-  return text.str();
+  return Joined(ConvPreamble(program, problem),
+    Defines({{"TILE_N", config.tile_n}, {"M_TILES", config.m_tiles}, {"WARPS", config.warps}, {"STAGES", config.stages},
+      {"MIN_BLOCKS", config.min_blocks}, {"TAPS_APART_H", rows.apart}, {"TAPS_APART_W", columns.apart},
+      {"SHIFT_H", rows.back}, {"SHIFT_W", columns.back}}),
+    "// A phase's first tap, the pixel of X that it meets, for the phase's first pixel, and how many taps there "
+    "are.\n",
+    "struct Taps {\n  int first, shift, count;\n};\n", "__constant__ const Taps taps_h[] = {", rows.ToString(), "};\n",
+    "__constant__ const Taps taps_w[] = {", columns.ToString(), "};\n\n", PairSource(program),
+    WgmmaSource(problem.dtype(), config.tile_n, true), "\n", kPolyphaseSource);
 }
 
 cuda::LaunchShape PolyphaseLaunch(

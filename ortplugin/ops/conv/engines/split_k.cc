@@ -1,7 +1,6 @@
 #include "ortplugin/ops/conv/engines/split_k.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "ortplugin/device/wgmma.h"
 #include "ortplugin/ops/conv/engines/gemm.h"
@@ -123,17 +122,12 @@ SplitKConfig ConfigureSplitK(const Contraction& problem, const DeviceFacts& devi
 }
 
 std::string SplitKSource(const Program& program, const Contraction& problem, const SplitKConfig& config) {
-  std::ostringstream text;
-  text << ConvPreamble(program, problem)
-       << Defines({{"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation},
-            {"TILE_N", config.tile_n}, {"SPLIT_K", config.split_k}, {"WARPS", config.warps}, {"STAGES", config.stages},
-            {"VECTOR", Vector(problem, config)}})
-       << "\n"
-       << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
-       << "#define CLUSTER SPLIT_K\n\n"
-       << kClusterSource << "\n"
-       << kSplitKSource;
-  return text.str();
+  return Joined(ConvPreamble(program, problem),
+    Defines({{"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation},
+      {"TILE_N", config.tile_n}, {"SPLIT_K", config.split_k}, {"WARPS", config.warps}, {"STAGES", config.stages},
+      {"VECTOR", Vector(problem, config)}}),
+    "\n", WgmmaSource(problem.dtype(), config.tile_n), "\n", "#define CLUSTER SPLIT_K\n\n", kClusterSource, "\n",
+    kSplitKSource);
 }
 
 cuda::LaunchShape SplitKLaunch(const Contraction& problem, const SplitKConfig& config) {

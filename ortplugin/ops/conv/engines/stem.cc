@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <sstream>
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
@@ -126,16 +125,13 @@ StemConfig ConfigureStem(const Program& program, const Contraction& problem, con
 }
 
 std::string StemSource(const Program& program, const Contraction& problem, const StemConfig& config) {
-  std::ostringstream text;
-  text << ConvPreamble(program, problem)
-       << Defines({{"CHANNELS_FIRST", problem.x_channels_first}, {"COPY", SizesOf(problem, 1, 8).copy}})
-       << "#define MMA_TYPE " << (problem.dtype() == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
-       << Defines({{"WARP_FILTERS", config.filters}, {"WARPS", config.warps}, {"TILE_H", config.tile_h},
-            {"TILE_W", config.tile_w}, {"BUFFERS", config.buffers}, {"PARTS", config.parts},
-            {"MIN_BLOCKS", config.min_blocks}})
-       << "\n"
-       << kStemSource;
-  return text.str();
+  return Joined(ConvPreamble(program, problem),
+    Defines({{"CHANNELS_FIRST", problem.x_channels_first}, {"COPY", SizesOf(problem, 1, 8).copy}}), "#define MMA_TYPE ",
+    (problem.dtype() == DType::kFloat16 ? "\"f16\"" : "\"bf16\""), "\n",
+    Defines(
+      {{"WARP_FILTERS", config.filters}, {"WARPS", config.warps}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w},
+        {"BUFFERS", config.buffers}, {"PARTS", config.parts}, {"MIN_BLOCKS", config.min_blocks}}),
+    "\n", kStemSource);
 }
 
 cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const DeviceFacts& device) {
