@@ -12,7 +12,7 @@ namespace {
 TensorType Float(const Shape& shape) { return {ort::kFloat, true, shape, std::vector<std::string>(shape.size())}; }
 
 FusedActivation Take(const char* text, const Shapes& operands, bool sum = true, bool activation = true) {
-  std::vector<TensorType> types;
+  TensorTypes types;
   for (const Shape& shape : operands) types.push_back(Float(shape));
   return TakeFusedActivation(Program::Parse(text), types, 2, false, sum, activation);
 }

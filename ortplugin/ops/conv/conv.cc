@@ -8,7 +8,7 @@ namespace {
 void Infer(ShapeContext& context) {
   const ConvAttributes attributes = ReadConvAttributes(context, false);
   const Program program = ParseEpilogue(ProgramText(context, 0, kConvInputs));
-  const std::vector<TensorType> inputs = EpilogueInputs(program, kConvInputs, context);
+  const TensorTypes inputs = EpilogueInputs(program, kConvInputs, context);
   InferEpilogue(program, kConvInputs, inputs, InferConv(attributes, inputs[0], inputs[1]), &context);
 }
 

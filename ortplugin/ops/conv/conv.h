@@ -37,7 +37,7 @@ struct ConvNode {
 // as they are known early.
 struct CheckedConvNode : ConvNode {
   std::string algorithm;
-  std::vector<TensorType> inputs;
+  TensorTypes inputs;
 
   // `text`: the attribute `program`, on the CPU ProgramText's.
   CheckedConvNode(const NodeInfo& info, const std::string& text, bool transposed = false);

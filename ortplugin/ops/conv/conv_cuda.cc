@@ -70,7 +70,7 @@ class CudaConv : public PlannedKernel<ConvPlan> {
 
   // Says early what is wrong with the node or missing here, and starts to work on the plan for the shapes that the
   // model declares, so that sessions with many convolutions make their plans at the same time.
-  void Prepare(const std::vector<TensorType>& types) {
+  void Prepare(const TensorTypes& types) {
     const std::optional<Shapes> shapes = KnownShapes(types);
     if (!shapes) return;
     // No run has told the session's word on TF32 yet: this is the plan of a session that has not changed it.

@@ -236,7 +236,7 @@ void Infer(ShapeContext& context) {
   if (count != operands + node.program.parameters().size())
     Fail("the operands and the program's parameters are ", operands + node.program.parameters().size(),
       " inputs, the node has ", count);
-  std::vector<TensorType> parameters;
+  TensorTypes parameters;
   Shapes shapes;
   Shape batch_symbol;
   for (size_t i = 0; i < count; ++i) {
@@ -519,10 +519,10 @@ GradShape FitGrad(const GradNode& node, const Shapes& inputs) {
   return shape;
 }
 
-std::vector<TensorType> CheckGrad(const GradNode& node, const NodeInfo& info) {
+TensorTypes CheckGrad(const GradNode& node, const NodeInfo& info) {
   CheckCounts(node, info.input_count(), info.output_count());
   const size_t operands = node.operands();
-  std::vector<TensorType> types, parameters;
+  TensorTypes types, parameters;
   Shapes shapes;
   for (size_t i = 0; i < info.input_count(); ++i) {
     types.push_back(info.input(i));

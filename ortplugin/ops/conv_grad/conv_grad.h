@@ -54,7 +54,7 @@ struct GradShape {
 GradShape FitGrad(const GradNode& node, const Shapes& inputs);
 
 // Checks inputs, outputs and what is known of shapes early. Returns the inputs' types.
-std::vector<TensorType> CheckGrad(const GradNode& node, const NodeInfo& info);
+TensorTypes CheckGrad(const GradNode& node, const NodeInfo& info);
 
 // The CUDA C++ that pads elements of so many bytes with zeros, for tests as well as for launches.
 std::string PadSource(size_t element_bytes);

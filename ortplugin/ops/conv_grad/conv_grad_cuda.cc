@@ -35,7 +35,7 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
  public:
   explicit CudaConvGrad(const NodeInfo& info)
     : PlannedKernel(info), node_(GradNode::Read(info)), planner_(info.name(), node_, device()) {
-    const std::vector<TensorType> types = CheckGrad(node_, info);
+    const TensorTypes types = CheckGrad(node_, info);
     if (node_.wants_b) sums_ = node_.Sums();
     Prepare(types);
   }
@@ -80,7 +80,7 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
 
   // Starts to work on the plans for the shapes that the model declares, so that sessions with many convolutions make
   // theirs at the same time.
-  void Prepare(const std::vector<TensorType>& types) {
+  void Prepare(const TensorTypes& types) {
     if (!node_.wants_x && !node_.wants_w) return;
     const std::optional<Shapes> shapes = KnownShapes(types);
     if (!shapes) {

@@ -15,7 +15,7 @@ namespace {
 void Infer(ShapeContext& context) {
   const ConvAttributes attributes = ReadConvAttributes(context, true);
   const Program program = ParseEpilogue(ProgramText(context, 0, kConvInputs));
-  const std::vector<TensorType> inputs = EpilogueInputs(program, kConvInputs, context);
+  const TensorTypes inputs = EpilogueInputs(program, kConvInputs, context);
   const TensorType result = InferConv(attributes, inputs[0], inputs[1]);
   InferEpilogue(program, kConvInputs, inputs, result, InferOutput(attributes, result), &context);
 }

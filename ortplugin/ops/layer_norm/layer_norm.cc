@@ -31,7 +31,7 @@ void Infer(ShapeContext& context) {
   const size_t count = context.input_count();
   if (count != norm.program.parameters().size())
     Fail("the program has ", norm.program.parameters().size(), " parameters, the node ", count, " inputs");
-  std::vector<TensorType> inputs;
+  TensorTypes inputs;
   for (size_t i = 0; i < count; ++i) {
     inputs.push_back(context.input(i));
     TensorType& type = inputs[i];
@@ -42,7 +42,7 @@ void Infer(ShapeContext& context) {
     type.symbols[norm.image.size()] = "";
     if (norm.order.pieces > 1) type.symbols.back() = "";
   }
-  std::vector<TensorType> added;
+  TensorTypes added;
   for (const size_t i : norm.prologue_operands.parameters) added.push_back(inputs[i]);
   const TensorType summed = Broadcast(added);
   for (size_t r = 0; r < norm.program.results().size(); ++r) {
@@ -369,8 +369,8 @@ bool NormProgram::is_ordered(size_t input) const {
   return std::find(ordered.begin(), ordered.end(), int64_t(input)) != ordered.end();
 }
 
-std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info) {
-  std::vector<TensorType> types = CheckNode(norm.program, info);
+TensorTypes CheckNode(const NormProgram& norm, const NodeInfo& info) {
+  TensorTypes types = CheckNode(norm.program, info);
   if (const std::optional<Shapes> shapes = KnownShapes(types)) FitShapes(norm, *shapes);
   return types;
 }

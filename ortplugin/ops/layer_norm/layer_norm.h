@@ -65,7 +65,7 @@ NormShape FitShapes(const NormProgram& norm, const Shapes& inputs);
 
 // What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
 // don't fit the program. Returns the inputs' types.
-std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info);
+TensorTypes CheckNode(const NormProgram& norm, const NodeInfo& info);
 
 // A norm on the CPU.
 class HostNorm {

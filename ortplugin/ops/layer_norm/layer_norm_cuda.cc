@@ -230,7 +230,7 @@ class CudaLayerNorm : public Kernel {
   // there. Where a guessed dimension is wrong or fits nothing, the first run compiles. (What is known and does not fit,
   // CheckNode has refused.)
   void Prepare(const NodeInfo& info) {
-    const std::vector<TensorType> types = CheckNode(norm_, info);
+    const TensorTypes types = CheckNode(norm_, info);
     auto shapes = norm_.ordered.empty() ? GuessShapes(types) : Shapes();
     for (const TensorType& type : types) {
       if (norm_.ordered.empty()) break;

@@ -12,7 +12,7 @@ constexpr int64_t kFewRows = 64;
 
 void Infer(ShapeContext& context) {
   const MatMulNode node = MatMulNode::Read(context, ProgramText(context, 0, kMatMulInputs));
-  const std::vector<TensorType> inputs = node.WithGate(EpilogueInputs(*node.program, kMatMulInputs, context));
+  const TensorTypes inputs = node.WithGate(EpilogueInputs(*node.program, kMatMulInputs, context));
   InferEpilogue(*node.program, kMatMulInputs, inputs, node.Infer(inputs[0], inputs[1]), &context);
 }
 
@@ -66,7 +66,7 @@ Shapes MatMulNode::WithGate(Shapes shapes) const {
   return shapes;
 }
 
-std::vector<TensorType> MatMulNode::WithGate(std::vector<TensorType> inputs) const {
+TensorTypes MatMulNode::WithGate(TensorTypes inputs) const {
   if (!gated) return inputs;
   TensorType &gate = inputs[kMatMulInputs], &b = inputs[1];
   if (gate.has_shape && b.has_shape) {

@@ -68,7 +68,7 @@ struct MatMulNode {
   size_t input_count() const { return program->parameters().size() - 1 + kMatMulInputs; }
   // The inputs, in which the gate's product stands in place of its weights. Throws Error where these contradict B.
   Shapes WithGate(Shapes shapes) const;
-  std::vector<TensorType> WithGate(std::vector<TensorType> inputs) const;
+  TensorTypes WithGate(TensorTypes inputs) const;
   // The result's shape as far as it is known. Throws Error where A and B surely contradict each other.
   TensorType Infer(const TensorType& a, const TensorType& b) const;
   // The result's shape. Throws Error where A and B contradict each other.
@@ -85,7 +85,7 @@ struct MatMulNode {
 // as they are known early.
 struct CheckedMatMulNode : MatMulNode {
   std::string algorithm;
-  std::vector<TensorType> inputs;
+  TensorTypes inputs;
 
   // `text`: the attribute `program`, on the CPU ProgramText's.
   CheckedMatMulNode(const NodeInfo& info, const std::string& text);

@@ -61,14 +61,13 @@ void Infer(ShapeContext& context) {
   const MatMulNormNode node = ReadNode(context);
   if (context.input_count() != node.input_count())
     Fail("with its programs the node takes ", node.input_count(), " inputs; it has ", context.input_count());
-  std::vector<TensorType> inputs;
+  TensorTypes inputs;
   for (size_t i = 0; i < node.input_count(); ++i) {
     inputs.push_back(context.input(i));
     if (inputs[i].type != ort::kUndefined) node.CheckInput(i, inputs[i].type);
   }
   if (node.norm_first) {
-    std::vector<TensorType> read,
-      given(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(node.product.input_count()));
+    TensorTypes read, given(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(node.product.input_count()));
     for (const size_t i : node.norm.prologue_operands.parameters)
       read.push_back(inputs[i == 0 ? 0 : node.product.input_count() + i - 1]);
     given[0] = Broadcast(read);
@@ -77,7 +76,7 @@ void Infer(ShapeContext& context) {
   }
   const TensorType value = node.product.Infer(inputs[0], inputs[1]);
   if (node.keeps_product) SetOutputs(*node.product.program, 0, value, &context);
-  std::vector<TensorType> added;
+  TensorTypes added;
   for (const size_t i : node.norm.prologue_operands.parameters)
     added.push_back(i < node.values() ? value : inputs[node.product.input_count() + i - node.values()]);
   SetOutputs(node.norm.program, node.keeps_product ? node.values() : 0, Broadcast(added), &context);
@@ -174,7 +173,7 @@ Shapes MatMulNormNode::NormShapes(const Shapes& shapes) const {
   return found;
 }
 
-MatMulNormNode MatMulNormNode::Read(const NodeInfo& info, std::vector<TensorType>* inputs) {
+MatMulNormNode MatMulNormNode::Read(const NodeInfo& info, TensorTypes* inputs) {
   MatMulNormNode node = ReadNode(info);
   const size_t outputs = node.norm_first
     ? node.product.program->results().size()
@@ -182,7 +181,7 @@ MatMulNormNode MatMulNormNode::Read(const NodeInfo& info, std::vector<TensorType
   if (info.input_count() != node.input_count() || info.output_count() != outputs)
     Fail("with its programs the node takes ", node.input_count(), " inputs and has ", outputs, " outputs, not ",
       info.input_count(), " and ", info.output_count());
-  std::vector<TensorType> types;
+  TensorTypes types;
   for (size_t i = 0; i < node.input_count(); ++i) {
     types.push_back(info.input(i));
     node.CheckInput(i, types[i].type);

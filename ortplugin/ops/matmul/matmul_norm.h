@@ -32,7 +32,7 @@ struct MatMulNormNode {
   Shapes NormShapes(const Shapes& shapes) const;
 
   // Throws Error where programs, inputs and outputs don't fit together as far as they are known early.
-  static MatMulNormNode Read(const NodeInfo& info, std::vector<TensorType>* inputs);
+  static MatMulNormNode Read(const NodeInfo& info, TensorTypes* inputs);
 };
 
 std::unique_ptr<Kernel> CreateCudaMatMulNorm(const NodeInfo& info);

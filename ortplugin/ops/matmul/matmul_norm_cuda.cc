@@ -29,7 +29,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
   explicit CudaMatMulNorm(const NodeInfo& info) : CudaMatMulNorm(info, {}) {}
 
  private:
-  CudaMatMulNorm(const NodeInfo& info, std::vector<TensorType> types)
+  CudaMatMulNorm(const NodeInfo& info, TensorTypes types)
     : PlannedKernel(info),
       node_(MatMulNormNode::Read(info, &types)),
       planner_(info.name(), ConvAlgorithm::Parse("auto"), device()) {

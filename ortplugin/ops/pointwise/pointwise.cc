@@ -10,7 +10,7 @@ void Infer(ShapeContext& context) {
   const size_t count = context.input_count();
   if (count != program.parameters().size())
     Fail("the program has ", program.parameters().size(), " parameters, the node ", count, " inputs");
-  std::vector<TensorType> inputs;
+  TensorTypes inputs;
   for (size_t i = 0; i < count; ++i) {
     inputs.push_back(context.input(i));
     if (inputs[i].type != ort::kUndefined) CheckType(program, i, inputs[i].type);
@@ -67,8 +67,8 @@ PointwiseShape FitPointwise(const Program& program, const Shapes& inputs) {
   return fit;
 }
 
-std::vector<TensorType> CheckPointwise(const Program& program, const NodeInfo& info) {
-  std::vector<TensorType> types = CheckNode(program, info);
+TensorTypes CheckPointwise(const Program& program, const NodeInfo& info) {
+  TensorTypes types = CheckNode(program, info);
   if (const std::optional<Shapes> shapes = KnownShapes(types)) FitPointwise(program, *shapes);
   return types;
 }

@@ -30,7 +30,7 @@ PointwiseShape FitPointwise(const Program& program, const Shapes& inputs);
 
 // What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
 // don't fit the program. Returns the inputs' types.
-std::vector<TensorType> CheckPointwise(const Program& program, const NodeInfo& info);
+TensorTypes CheckPointwise(const Program& program, const NodeInfo& info);
 
 std::unique_ptr<Kernel> CreateCudaPointwise(const NodeInfo& info);
 

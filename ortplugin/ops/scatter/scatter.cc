@@ -237,7 +237,7 @@ void FitSlice(const ScatterAttributes& attributes, const Shape& starts, const Sh
 constexpr size_t kInputs = 3;
 
 // Refuses what is known to be wrong.
-void CheckKnown(const ScatterAttributes& attributes, const std::vector<TensorType>& inputs) {
+void CheckKnown(const ScatterAttributes& attributes, const TensorTypes& inputs) {
   std::vector<ort::ElementType> types;
   for (const TensorType& input : inputs) types.push_back(input.type);
   CheckScatterTypes(attributes, types);
@@ -253,7 +253,7 @@ template <ScatterKind kind>
 void Infer(ShapeContext& context) {
   const ScatterAttributes attributes = ScatterAttributes::Parse(kind, context);
   CheckCounts(context.input_count(), 1);
-  std::vector<TensorType> inputs;
+  TensorTypes inputs;
   for (size_t i = 0; i < kInputs; ++i) inputs.push_back(context.input(i));
   CheckKnown(attributes, inputs);
   context.set_output(0, inputs[0]);
@@ -338,9 +338,9 @@ ScatterShape FitScatter(const ScatterAttributes& attributes, const Shapes& input
   return fit;
 }
 
-std::vector<TensorType> CheckScatterNode(const ScatterAttributes& attributes, const NodeInfo& info) {
+TensorTypes CheckScatterNode(const ScatterAttributes& attributes, const NodeInfo& info) {
   CheckCounts(info.input_count(), info.output_count());
-  std::vector<TensorType> inputs;
+  TensorTypes inputs;
   for (size_t i = 0; i < kInputs; ++i) inputs.push_back(info.input(i));
   CheckKnown(attributes, inputs);
   return inputs;

@@ -72,7 +72,7 @@ ScatterShape FitScatter(const ScatterAttributes& attributes, const Shapes& input
 
 // What both kernels check when they are created: throws Error where the inputs, as far as they are known early, don't
 // fit the operator. Returns the inputs' types.
-std::vector<TensorType> CheckScatterNode(const ScatterAttributes& attributes, const NodeInfo& info);
+TensorTypes CheckScatterNode(const ScatterAttributes& attributes, const NodeInfo& info);
 
 std::unique_ptr<Kernel> CreateCpuScatter(ScatterKind kind, const NodeInfo& info);
 std::unique_ptr<Kernel> CreateCudaScatter(ScatterKind kind, const NodeInfo& info);

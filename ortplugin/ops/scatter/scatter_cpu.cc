@@ -658,7 +658,7 @@ class CpuScatter : public Kernel {
 
  private:
   ScatterAttributes attributes_;
-  std::vector<TensorType> types_;
+  TensorTypes types_;
 };
 
 }  // namespace

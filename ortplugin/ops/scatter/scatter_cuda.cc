@@ -388,7 +388,7 @@ class CudaScatter : public Kernel {
 
   // Compiles for the shapes that the model declares, where they are known, so that errors come with the session and
   // runs find the kernels there.
-  void Prepare(const std::vector<TensorType>& inputs) {
+  void Prepare(const TensorTypes& inputs) {
     const std::optional<Shapes> shapes = KnownShapes(inputs);
     if (!shapes) return;
     Key key{};

@@ -27,13 +27,13 @@ void Infer(ShapeContext& context) {
   const size_t count = context.input_count();
   if (count != program.parameters().size())
     Fail("the program has ", program.parameters().size(), " parameters, the node ", count, " inputs");
-  std::vector<TensorType> inputs;
+  TensorTypes inputs;
   for (size_t i = 0; i < count; ++i) {
     inputs.push_back(context.input(i));
     if (inputs[i].type != ort::kUndefined) CheckType(program, i, inputs[i].type);
   }
   const TensorType whole = Broadcast(inputs);
-  std::vector<TensorType> results(program.results().size(), whole);
+  TensorTypes results(program.results().size(), whole);
   for (const SumProgram::Sum& sum : sums.sums) {
     if (!whole.has_shape) break;
     CheckRank(sums, sum, whole.shape);
@@ -463,8 +463,8 @@ SumShape FitSums(const SumProgram& sums, const Shapes& inputs) {
   return fit;
 }
 
-std::vector<TensorType> CheckSums(const SumProgram& sums, const NodeInfo& info) {
-  std::vector<TensorType> types = CheckNode(sums.program, info);
+TensorTypes CheckSums(const SumProgram& sums, const NodeInfo& info) {
+  TensorTypes types = CheckNode(sums.program, info);
   if (const std::optional<Shapes> shapes = KnownShapes(types)) FitSums(sums, *shapes);
   const TensorType whole = Broadcast(types);
   for (const SumProgram::Sum& sum : sums.sums)

@@ -47,7 +47,7 @@ SumShape FitSums(const SumProgram& program, const Shapes& inputs);
 
 // What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
 // don't fit the program. Returns the inputs' types.
-std::vector<TensorType> CheckSums(const SumProgram& program, const NodeInfo& info);
+TensorTypes CheckSums(const SumProgram& program, const NodeInfo& info);
 
 // On the CPU: the program's results, in order, into `outputs`.
 void ComputeSums(const SumProgram& program, const SumShape& shape, const std::vector<Tensor>& inputs,

@@ -37,6 +37,7 @@ struct TensorType {
   Shape shape;  // -1: not known
   std::vector<std::string> symbols;  // the name of each unknown dimension, or ""
 };
+using TensorTypes = std::vector<TensorType>;
 
 struct Tensor {
   const void* data;

@@ -62,14 +62,14 @@ RunInputs ReadInputs(const Program& program, size_t own_inputs, Run& run) {
   return inputs;
 }
 
-std::vector<TensorType> CheckEpilogue(const Program& program, size_t own_inputs, const NodeInfo& info) {
+TensorTypes CheckEpilogue(const Program& program, size_t own_inputs, const NodeInfo& info) {
   const size_t inputs = InputCount(program, own_inputs), outputs = program.results().size();
   if (info.input_count() != inputs)
     Fail("with its program of ", program.parameters().size(), " parameters the node takes ", inputs, " inputs; it has ",
       info.input_count());
   if (info.output_count() != outputs)
     Fail("the program has ", outputs, " results, the node ", info.output_count(), " outputs");
-  std::vector<TensorType> types;
+  TensorTypes types;
   for (size_t i = 0; i < inputs; ++i) {
     types.push_back(info.input(i));
     CheckInput(program, own_inputs, i, types[i].type);
@@ -77,12 +77,12 @@ std::vector<TensorType> CheckEpilogue(const Program& program, size_t own_inputs,
   return types;
 }
 
-std::vector<TensorType> EpilogueInputs(const Program& program, size_t own_inputs, const ShapeContext& context) {
+TensorTypes EpilogueInputs(const Program& program, size_t own_inputs, const ShapeContext& context) {
   const size_t inputs = InputCount(program, own_inputs);
   if (context.input_count() != inputs)
     Fail("with its program of ", program.parameters().size(), " parameters the node takes ", inputs, " inputs; it has ",
       context.input_count());
-  std::vector<TensorType> types;
+  TensorTypes types;
   for (size_t i = 0; i < inputs; ++i) {
     types.push_back(context.input(i));
     if (types[i].type != ort::kUndefined) CheckInput(program, own_inputs, i, types[i].type);
@@ -90,8 +90,8 @@ std::vector<TensorType> EpilogueInputs(const Program& program, size_t own_inputs
   return types;
 }
 
-void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
-  const TensorType& value, TensorType output, ShapeContext* context) {
+void InferEpilogue(const Program& program, size_t own_inputs, const TensorTypes& inputs, const TensorType& value,
+  TensorType output, ShapeContext* context) {
   for (size_t i = own_inputs; i < inputs.size(); ++i)
     if (value.has_shape && inputs[i].has_shape && !Broadcasts(inputs[i].shape, value.shape))
       FailOperand(program, own_inputs, i, inputs[i].shape, value.shape);

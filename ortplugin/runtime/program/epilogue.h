@@ -34,17 +34,17 @@ RunInputs ReadInputs(const Program& program, size_t own_inputs, Run& run);
 
 // What kernels check when they are created: throws Error where a node has other inputs or outputs than the program.
 // Returns the inputs' types.
-std::vector<TensorType> CheckEpilogue(const Program& program, size_t own_inputs, const NodeInfo& info);
+TensorTypes CheckEpilogue(const Program& program, size_t own_inputs, const NodeInfo& info);
 
 // The inputs' types where shapes are inferred, checked like that.
-std::vector<TensorType> EpilogueInputs(const Program& program, size_t own_inputs, const ShapeContext& context);
+TensorTypes EpilogueInputs(const Program& program, size_t own_inputs, const ShapeContext& context);
 // Gives every output the shape of `output`. Throws Error where an operand, of the types of all inputs, can't broadcast
 // to that of `value`.
-void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
-  const TensorType& value, TensorType output, ShapeContext* context);
+void InferEpilogue(const Program& program, size_t own_inputs, const TensorTypes& inputs, const TensorType& value,
+  TensorType output, ShapeContext* context);
 // The value's own shape.
-inline void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
-  const TensorType& value, ShapeContext* context) {
+inline void InferEpilogue(const Program& program, size_t own_inputs, const TensorTypes& inputs, const TensorType& value,
+  ShapeContext* context) {
   InferEpilogue(program, own_inputs, inputs, value, value, context);
 }
 

@@ -90,7 +90,7 @@ Shape Broadcast(const Shapes& shapes) {
   return full;
 }
 
-TensorType Broadcast(const std::vector<TensorType>& types) {
+TensorType Broadcast(const TensorTypes& types) {
   Shapes shapes;
   for (const TensorType& type : types) {
     if (!type.has_shape) return {};
@@ -129,7 +129,7 @@ Shape BroadcastInputs(const Program& program, const Shapes& inputs) {
   return shape;
 }
 
-std::optional<Shapes> KnownShapes(const std::vector<TensorType>& types) {
+std::optional<Shapes> KnownShapes(const TensorTypes& types) {
   Shapes shapes;
   for (const TensorType& type : types) {
     // onnx's inference says 0 of the open lengths of an Attention.
@@ -140,7 +140,7 @@ std::optional<Shapes> KnownShapes(const std::vector<TensorType>& types) {
   return shapes;
 }
 
-std::optional<Shapes> GuessShapes(const std::vector<TensorType>& types) {
+std::optional<Shapes> GuessShapes(const TensorTypes& types) {
   Shapes shapes;
   for (const TensorType& type : types) {
     if (!type.has_shape) return std::nullopt;
@@ -203,13 +203,13 @@ std::string ProgramText(const ShapeContext& context, size_t first, size_t second
 }
 std::string ProgramText(const NodeInfo& info, size_t first, size_t second) { return TextOf(info, first, second); }
 
-std::vector<TensorType> CheckNode(const Program& program, const NodeInfo& info) {
+TensorTypes CheckNode(const Program& program, const NodeInfo& info) {
   const size_t inputs = program.parameters().size(), outputs = program.results().size();
   if (info.input_count() != inputs)
     Fail("the program has ", inputs, " parameters, the node ", info.input_count(), " inputs");
   if (info.output_count() != outputs)
     Fail("the program has ", outputs, " results, the node ", info.output_count(), " outputs");
-  std::vector<TensorType> types;
+  TensorTypes types;
   for (size_t i = 0; i < inputs; ++i) {
     types.push_back(info.input(i));
     CheckType(program, i, types[i].type);

@@ -72,18 +72,18 @@ Access MakeAccess(DType dtype, const Shape& shape, const Shape& full, size_t axi
 Shape Broadcast(const Shapes& shapes);
 // The same of what is known of them early: no shape where one of them has none. A dimension that is not known keeps its
 // name where the tensors that could give it agree on one.
-TensorType Broadcast(const std::vector<TensorType>& types);
+TensorType Broadcast(const TensorTypes& types);
 
 // The shape that the inputs of a node broadcast to, which are the program's parameters. Throws Error that names the
 // first that does not fit those before it.
 Shape BroadcastInputs(const Program& program, const Shapes& inputs);
 
 // The shapes, none where a rank or a dimension is not known, or is 0, which it then need not be.
-std::optional<Shapes> KnownShapes(const std::vector<TensorType>& types);
+std::optional<Shapes> KnownShapes(const TensorTypes& types);
 
 // Shapes to prepare a kernel for: a dimension that is not known is taken for what other tensors have in its place, else
 // for two. Empty where a rank is not known or no such guess broadcasts.
-std::optional<Shapes> GuessShapes(const std::vector<TensorType>& types);
+std::optional<Shapes> GuessShapes(const TensorTypes& types);
 
 // Throws Error where a node's input has another dtype than the program's parameter.
 void CheckType(const Program& program, size_t input, ort::ElementType type);
@@ -97,7 +97,7 @@ inline std::string ProgramText(const NodeText& text, size_t, size_t) { return te
 // The text of a program with float for float16.
 std::string WithFloatForHalf(const std::string& text);
 // Throws Error where a node has other inputs or outputs than the program. Returns the inputs' types.
-std::vector<TensorType> CheckNode(const Program& program, const NodeInfo& info);
+TensorTypes CheckNode(const Program& program, const NodeInfo& info);
 
 // The axes of `full` as some tensors that broadcast to it need them: axes of size 1 are gone, and neighbours are one
 // axis where every tensor lets one index serve both. Tensors of the full shape alone leave a single axis. There is at

@@ -147,7 +147,7 @@ class CpuConv : public Kernel {
   }
 
   FusedActivation Take(size_t spatial, bool sum, bool activation) const {
-    const std::vector<TensorType> operands(node_.inputs.begin() + kConvInputs, node_.inputs.end());
+    const TensorTypes operands(node_.inputs.begin() + kConvInputs, node_.inputs.end());
     return TakeFusedActivation(*node_.program, operands, spatial, node_.attributes.channels_last, sum, activation);
   }
 

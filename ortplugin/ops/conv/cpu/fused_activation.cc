@@ -65,7 +65,7 @@ bool IsPerChannel(const Shape& shape, size_t spatial, bool channels_last, int64_
   return true;
 }
 
-FusedActivation TakeFusedActivation(const Program& program, const std::vector<TensorType>& operands, size_t spatial,
+FusedActivation TakeFusedActivation(const Program& program, const TensorTypes& operands, size_t spatial,
   bool channels_last, bool takes_sum, bool takes_activation) {
   FusedActivation fused{std::nullopt, std::nullopt, "", {}, program};
   const ValueId value = program.parameters()[0];

@@ -20,7 +20,7 @@ struct FusedActivation {
 
 // The longest such beginning of a program. `operands`: the types of its parameters but the first; one whose shape is
 // not known is left to the rest. `takes_sum`, `takes_activation`: whether the kernel does.
-FusedActivation TakeFusedActivation(const Program& program, const std::vector<TensorType>& operands, size_t spatial,
+FusedActivation TakeFusedActivation(const Program& program, const TensorTypes& operands, size_t spatial,
   bool channels_last, bool takes_sum, bool takes_activation);
 
 // Whether a shape is that of one number a channel: [M] with channels last, [M, 1, ..] with channels first, ones before
