@@ -71,7 +71,7 @@ std::vector<std::vector<Number>> Evaluate(const std::string& text, const std::ve
       return lanes.back().get();
     };
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const DType dtype = program.value(program.parameters()[i]).dtype;
+      const DType dtype = program.parameter(i).dtype;
       std::vector<unsigned char> elements(count * SizeOf(dtype));
       for (size_t j = 0; j < count; ++j) put(dtype, inputs[i][begin + j], elements.data() + j * SizeOf(dtype));
       LoadLanes(dtype, elements.data(), count, bind(program.parameters()[i]));
@@ -79,7 +79,7 @@ std::vector<std::vector<Number>> Evaluate(const std::string& text, const std::ve
     for (const Statement& statement : program.statements()) bind(statement.result);
     evaluator.Run(workspace, count);
     for (size_t i = 0; i < outputs.size(); ++i) {
-      const DType dtype = program.value(program.results()[i]).dtype;
+      const DType dtype = program.result(i).dtype;
       std::vector<unsigned char> elements(count * SizeOf(dtype));
       StoreLanes(dtype, workspace.lanes(program.results()[i]), count, elements.data());
       for (size_t j = 0; j < count; ++j) outputs[i].push_back(get(dtype, elements.data() + j * SizeOf(dtype)));

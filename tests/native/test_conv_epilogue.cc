@@ -30,7 +30,7 @@ void TestTaken() {
     Take("(float c, float b) => (float y) { a = Add(c, b) s = Sigmoid(a) y = Mul(a, s) }", {bias});
   CHECK(silu.bias && !silu.sum && silu.activation.empty());
   CHECK_WITH(silu.rest.ToString().find("s = Sigmoid(c)\n  y = Mul(c, s)\n") != std::string::npos, silu.rest.ToString());
-  CHECK(silu.rest.value(silu.rest.results()[0]).index == 1);
+  CHECK(silu.rest.result(0).index == 1);
 
   const FusedActivation leaky = Take("(float c) => (float y) { a = LeakyRelu<alpha=0.25>(c) y = Neg(a) }", {});
   CHECK(leaky.activation == "LeakyRelu" && leaky.activation_params == std::vector<float>{0.25f});

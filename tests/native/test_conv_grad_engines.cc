@@ -39,8 +39,7 @@ std::string WeightDtypes(const std::string& dtype, DType weight_dtype, int64_t g
     CHECK(problem.direction == cudnn::Direction::kWeightGradient);
     CHECK(problem.allow_tf32 == (problem.dtype != node.dtype()));  // of what 16-bit floats were converted to
     text += (text.empty() ? "" : " ") + std::string(NameOf(problem.dtype));
-    if (problem.program != nullptr)
-      text += ">" + std::string(NameOf(problem.program->value(problem.program->results()[0]).dtype));
+    if (problem.program != nullptr) text += ">" + std::string(NameOf(problem.program->result(0).dtype));
   }
   return text;
 }

@@ -38,7 +38,7 @@ std::string Whole(const std::string& dtype, const std::string& statements) {
 void TestGoodPrograms() {
   const Program program = Program::Parse(kLayerNorm);
   CHECK(program.parameters().size() == 4 && program.results().size() == 2 && program.statements().size() == 4);
-  const Value& residual = program.value(program.parameters()[1]);
+  const Value& residual = program.parameter(1);
   CHECK(residual.name == "residual" && residual.kind == Value::Kind::kParameter && residual.index == 1 &&
     residual.dtype == DType::kFloat16);
   const Statement& norm = program.statements()[1];

@@ -12,9 +12,8 @@ namespace {
 // Of the node's input: X, W or an operand.
 DType InputType(const Program& program, size_t input) {
   if (input < kConvInputs) return ValueType(program);
-  return program.value(program.parameters()[input - kConvInputs + 1]).dtype;
+  return program.parameter(input - kConvInputs + 1).dtype;
 }
-DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
 void Transpose(const ConvPlan::Transposition& transposition, const DeviceFacts& device, cuda::Stream stream,
   const void* from, void* to) {
@@ -80,14 +79,14 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(const Contraction& given, const std:
         ElementCount(contraction.x()) / contraction.batch / contraction.channels, ElementCount(contraction.x()),
         plan.get());
     for (size_t r = 0; contraction.y_channels_first && r < contraction.program->results().size(); ++r)
-      AddTransposition(shapes.size() + r, ResultType(*contraction.program, r), pixels, contraction.filters,
+      AddTransposition(shapes.size() + r, contraction.program->result(r).dtype, pixels, contraction.filters,
         ElementCount(plan->shape), plan.get());
   }
   for (const size_t tensor : unaligned) {
     if (tensor < plan->inputs)
       plan->copies.Add(tensor, InputType(*contraction.program, tensor), shapes[tensor], device_);
     else
-      plan->copies.Add(tensor, ResultType(*contraction.program, tensor - plan->inputs), plan->shape, device_);
+      plan->copies.Add(tensor, contraction.program->result(tensor - plan->inputs).dtype, plan->shape, device_);
   }
   // Scratch memory holds cuDNN's workspace, the convolution's value, copies of tensors, and transposed tensors.
   plan->scratch_bytes = plan->value_bytes + plan->copies.bytes();
@@ -147,7 +146,7 @@ void ConvPlanner::FindCudnn(const Contraction& contraction, ConvPlan* plan) cons
 // The program in a kernel of its own, after the convolution; in its place where a result has its dtype.
 void ConvPlanner::Split(const Contraction& contraction, ConvPlan* plan) const {
   for (size_t r = contraction.program->results().size(); r-- > 0;)
-    if (ResultType(*contraction.program, r) == contraction.dtype()) plan->value_result = r;
+    if (contraction.program->result(r).dtype == contraction.dtype()) plan->value_result = r;
   if (!plan->value_result)
     plan->value_bytes = ScratchBytes(size_t(ElementCount(plan->shape)) * SizeOf(contraction.dtype()));
   plan->is_split = !IsIdentity(*contraction.program);

@@ -265,7 +265,7 @@ void Infer(ShapeContext& context) {
   if (node.wants_b) context.set_output(next++, Typed(node.weight_dtype, known.z.empty() ? Shape() : Shape{known.z[1]}));
   for (size_t r = node.wants_z ? 0 : 1; r < node.program.results().size(); ++r) {
     TensorType type = whole;
-    type.type = ToOrt(node.program.value(node.program.results()[r]).dtype);
+    type.type = ToOrt(node.program.result(r).dtype);
     context.set_output(next++, type);
   }
 }
@@ -391,7 +391,7 @@ class CpuConvGrad : public Kernel {
       z = results[0];
     }
     for (size_t r = 1; r < node_.program.results().size(); ++r)
-      results.push_back(run.output(next++, shape.z, SizeOf(node_.program.value(node_.program.results()[r]).dtype)));
+      results.push_back(run.output(next++, shape.z, SizeOf(node_.program.result(r).dtype)));
     if (sums_) {
       std::vector<char*> written;
       for (void* result : results) written.push_back(static_cast<char*>(result));
@@ -464,7 +464,7 @@ size_t GradNode::gradients() const {
 }
 
 SumProgram GradNode::Sums() const {
-  const auto name = [&](size_t result) { return program.value(program.results()[result]).name; };
+  const auto name = [&](size_t result) { return program.result(result).name; };
   const auto fresh = [&](std::string hint) {
     while (std::any_of(
       program.values().begin(), program.values().end(), [&](const Value& value) { return value.name == hint; }))
@@ -474,7 +474,7 @@ SumProgram GradNode::Sums() const {
   const std::string total = fresh("total"), db = fresh("db");
   std::string head, axes;
   for (size_t r = stores_z() ? 0 : 1; r < program.results().size(); ++r)
-    head += std::string(NameOf(program.value(program.results()[r]).dtype)) + " " + name(r) + ", ";
+    head += std::string(NameOf(program.result(r).dtype)) + " " + name(r) + ", ";
   for (size_t axis = 0; axis < rank() + 2; ++axis)
     if (axis != (channels_last ? rank() + 1 : 1)) axes += (axes.empty() ? "" : " ") + std::to_string(axis);
   const size_t arrow = text.find("=>"), open = text.find('{'), close = text.rfind('}');

@@ -33,7 +33,7 @@ struct GradNode {
   static GradNode Read(const NodeText& node);
 
   size_t rank() const { return kernel.size(); }
-  DType dtype() const { return program.value(program.results()[0]).dtype; }  // T
+  DType dtype() const { return program.result(0).dtype; }  // T
   size_t operands() const { return size_t(has_x) + size_t(has_w); }  // before the program's
   size_t gradients() const;  // among the outputs
   // dZ is the program's parameter itself, and need not be written.

@@ -58,7 +58,7 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
 
   DType InputType(size_t i) const {
     const size_t operands = node_.operands();
-    return i < operands ? node_.dtype() : node_.program.value(node_.program.parameters()[i - operands]).dtype;
+    return i < operands ? node_.dtype() : node_.program.parameter(i - operands).dtype;
   }
 
   // dX, dW, dB, dZ as far as they are wanted, the program's results after the first.
@@ -75,7 +75,7 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
     if (node_.wants_x && r-- == 0) return node_.dtype();
     if (node_.wants_w && r-- == 0) return node_.weight_dtype;
     if (node_.wants_b && r-- == 0) return node_.weight_dtype;
-    return node_.program.value(node_.program.results()[node_.wants_z ? r : r + 1]).dtype;
+    return node_.program.result(node_.wants_z ? r : r + 1).dtype;
   }
 
   // Starts to work on the plans for the shapes that the model declares, so that sessions with many convolutions make

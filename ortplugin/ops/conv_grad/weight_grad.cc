@@ -179,7 +179,7 @@ int64_t OperandBytes(const Program& program) {
 void Finish(const WeightGrad& grad, const Program& program, const DeviceFacts& gpu, Config* s) {
   SpreadOverBanks(grad, s);
   s->min_blocks = int(std::max<int64_t>(1, Resident(grad, *s, gpu)));
-  int64_t widest = int64_t(SizeOf(program.value(program.results()[0]).dtype));
+  int64_t widest = int64_t(SizeOf(program.result(0).dtype));
   for (const ValueId parameter : program.parameters())
     widest = std::max(widest, int64_t(SizeOf(program.value(parameter).dtype)));
   const int64_t pixels = grad.rows().out * grad.columns().out;
@@ -209,7 +209,7 @@ bool IsLinear(const Axes& axes, size_t i) { return axes.is_linear(i); }
 
 // The first result is held in its dtype exactly: as the gradient of Relu, which is one of two operands.
 bool IsExact(const Program& program) {
-  const Value& result = program.value(program.results()[0]);
+  const Value& result = program.result(0);
   if (result.dtype == DType::kFloat || result.kind == Value::Kind::kParameter) return true;
   if (result.kind == Value::Kind::kLiteral) return false;
   const Statement& maker = program.statements()[result.index];
@@ -324,8 +324,8 @@ std::optional<WeightGradConfig> ConfigureWeightGrad(
 std::string WeightGradSource(
   const WeightGrad& grad, const Program& program, const Axes& axes, const WeightGradConfig& config) {
   const size_t inputs = program.parameters().size();
-  const DType dtype = program.value(program.results()[0]).dtype;
-  const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
+  const DType dtype = program.result(0).dtype;
+  const auto type = [&](size_t i) { return program.parameter(i).dtype; };
   const auto vector = [&](size_t i) { return "Vector<" + StorageType(type(i)) + ", VECTOR> p" + std::to_string(i); };
   const auto pointer = [&](size_t i) { return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i) + "]"; };
   std::ostringstream text;

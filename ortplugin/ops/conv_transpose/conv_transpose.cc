@@ -62,7 +62,7 @@ class CpuConvTranspose : public Kernel {
     const Axes axes = EpilogueAxes(*node_.program, kConvInputs, full, shapes);
     std::vector<void*> outputs;
     for (size_t r = 0; r < node_.program->results().size(); ++r)
-      outputs.push_back(run.output(r, shape.output(), SizeOf(ResultType(r))));
+      outputs.push_back(run.output(r, shape.output(), SizeOf(node_.program->result(r).dtype)));
     const int64_t count = ElementCount(full);
     if (count == 0) return;
     if (!node_.attributes.y_channels_first) return Make(run, shape, axes, inputs, shapes[1], outputs);
@@ -70,18 +70,16 @@ class CpuConvTranspose : public Kernel {
     std::vector<HostScratch::Buffer> made;
     std::vector<void*> results;
     for (size_t r = 0; r < outputs.size(); ++r) {
-      made.push_back(scratch_.Take(size_t(count) * SizeOf(ResultType(r))));
+      made.push_back(scratch_.Take(size_t(count) * SizeOf(node_.program->result(r).dtype)));
       results.push_back(made.back().get());
     }
     Make(run, shape, axes, inputs, shapes[1], results);
     for (size_t r = 0; r < outputs.size(); ++r)
       Transpose(&run, results[r], outputs[r], shape.batch, count / shape.batch / shape.filters, shape.filters,
-        SizeOf(ResultType(r)));
+        SizeOf(node_.program->result(r).dtype));
   }
 
  private:
-  DType ResultType(size_t r) const { return node_.program->value(node_.program->results()[r]).dtype; }
-
   // Every result, in the node's layout.
   void Make(Run& run, const Contraction& shape, const Axes& axes, const std::vector<Tensor>& inputs,
     const Shape& w_shape, const std::vector<void*>& outputs) const {

@@ -17,9 +17,8 @@ namespace {
 // The shape for which an input that is read in an order stands; -1 is a dimension not known.
 Shape ShapeInOrder(const NormProgram& norm, size_t input, const Shape& shape) {
   if (shape.size() != 3 || (shape[1] >= 0 && shape[1] <= norm.order.largest))
-    Fail("input ", input, " ('", norm.program.value(norm.program.parameters()[input]).name, "') of the shape ",
-      ToString(shape), " must be [images, rows, width] with more rows than ", norm.order.largest,
-      ", which 'order' holds");
+    Fail("input ", input, " ('", norm.program.parameter(input).name, "') of the shape ", ToString(shape),
+      " must be [images, rows, width] with more rows than ", norm.order.largest, ", which 'order' holds");
   Shape made = norm.image;
   made.insert(made.begin(), shape[0]);
   made.push_back(shape[2] < 0 ? -1 : ElementCount({shape[2], norm.order.pieces}));
@@ -28,14 +27,9 @@ Shape ShapeInOrder(const NormProgram& norm, size_t input, const Shape& shape) {
 
 void Infer(ShapeContext& context) {
   const NormProgram norm = NormProgram::Read(context, ProgramText(context));
-  const size_t count = context.input_count();
-  if (count != norm.program.parameters().size())
-    Fail("the program has ", norm.program.parameters().size(), " parameters, the node ", count, " inputs");
-  TensorTypes inputs;
-  for (size_t i = 0; i < count; ++i) {
-    inputs.push_back(context.input(i));
+  TensorTypes inputs = ParameterTypes(norm.program, context);
+  for (size_t i = 0; i < inputs.size(); ++i) {
     TensorType& type = inputs[i];
-    if (type.type != ort::kUndefined) CheckType(norm.program, i, type.type);
     if (!norm.is_ordered(i) || !type.has_shape) continue;
     type.shape = ShapeInOrder(norm, i, type.shape);
     type.symbols.insert(type.symbols.begin() + 1, norm.image.size() - 1, "");
@@ -47,7 +41,7 @@ void Infer(ShapeContext& context) {
   const TensorType summed = Broadcast(added);
   for (size_t r = 0; r < norm.program.results().size(); ++r) {
     TensorType type = summed;
-    type.type = ToOrt(norm.program.value(norm.program.results()[r]).dtype);
+    type.type = ToOrt(norm.program.result(r).dtype);
     context.set_output(r, type);
   }
 }
@@ -149,13 +143,7 @@ class CpuLayerNorm : public Kernel {
 
   void Compute(Run& run) const override {
     const Program& program = norm_.norm().program;
-    std::vector<Tensor> inputs;
-    Shapes shapes;
-    for (size_t i = 0; i < program.parameters().size(); ++i) {
-      inputs.push_back(run.input(i));
-      CheckType(program, i, inputs[i].type);
-      shapes.push_back(inputs[i].shape);
-    }
+    const auto [inputs, shapes] = ReadParameters(program, run);
     const NormShape shape = FitShapes(norm_.norm(), shapes);
     std::vector<char*> outputs;
     for (const ValueId result : program.results())
@@ -437,7 +425,7 @@ std::vector<Access> AccessesOf(
   const NormProgram& norm, const Shapes& inputs, const Shape& shape, const Shape& grouped, size_t axis) {
   std::vector<Access> accesses;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Value& parameter = norm.program.value(norm.program.parameters()[i]);
+    const Value& parameter = norm.program.parameter(i);
     try {
       if (norm.groups > 0) MakeAccess(parameter.dtype, inputs[i], shape, 0);  // errors say the shapes as they are
       accesses.push_back(MakeAccess(parameter.dtype, WithGroups(norm, inputs[i], shape), grouped, axis));

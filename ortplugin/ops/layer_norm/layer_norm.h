@@ -84,7 +84,7 @@ class HostNorm {
     int64_t column, Evaluator::Workspace& workspace) const;
   void StoreResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
     int64_t column, size_t count, Evaluator::Workspace& workspace) const;
-  DType DTypeOf(size_t result) const { return norm_.program.value(norm_.program.results()[result]).dtype; }
+  DType DTypeOf(size_t result) const { return norm_.program.result(result).dtype; }
   bool IsInPlace(size_t result) const;
   void ComputeGroups(const NormShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs,
     const Range& outer, const Range& columns) const;

@@ -192,15 +192,8 @@ class CudaLayerNorm : public Kernel {
   }
 
   void Compute(Run& run) const override {
-    std::vector<Tensor> inputs;
-    Shapes shapes;
-    bool aligned = true;
-    for (size_t i = 0; i < norm_.program.parameters().size(); ++i) {
-      inputs.push_back(run.input(i));
-      CheckType(norm_.program, i, inputs[i].type);
-      shapes.push_back(inputs[i].shape);
-      aligned = aligned && reinterpret_cast<uintptr_t>(inputs[i].data) % 16 == 0;
-    }
+    const auto [inputs, shapes] = ReadParameters(norm_.program, run);
+    bool aligned = AreAligned(inputs);
     const cuda::Stream stream = run.stream();
     const size_t results = norm_.program.results().size();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.

@@ -52,7 +52,7 @@ MatMulNormNode ReadNode(const Node& node) {
 // The program's results as outputs from `first` on.
 void SetOutputs(const Program& program, size_t first, TensorType type, ShapeContext* context) {
   for (size_t r = 0; r < program.results().size(); ++r) {
-    type.type = ToOrt(program.value(program.results()[r]).dtype);
+    type.type = ToOrt(program.result(r).dtype);
     context->set_output(first + r, type);
   }
 }
@@ -128,7 +128,7 @@ class CpuMatMulNorm : public Kernel {
 
   void NormalizeFirst(Run& run, const Shapes& shapes, std::vector<Tensor> inputs) const {
     const Program& product = *node_.product.program;
-    const DType dtype = node_.norm.program.value(node_.norm.program.results()[0]).dtype;
+    const DType dtype = node_.norm.program.result(0).dtype;
     const NormShape shape = FitShapes(node_.norm, node_.NormShapes(shapes));
     const Shape full = node_.product.Result(shape.shape, shapes[1]);
     std::vector<void*> outputs;
@@ -155,7 +155,7 @@ void MatMulNormNode::CheckInput(size_t input, ort::ElementType type) const {
   if (input < product.input_count() && !(norm_first && input == 0))
     return ortplugin::CheckInput(*product.program, kMatMulInputs, input, type);
   const size_t number = input == 0 ? 0 : input - product.input_count() + values();
-  const Value& parameter = norm.program.value(norm.program.parameters()[number]);
+  const Value& parameter = norm.program.parameter(number);
   if (ToOrt(parameter.dtype) != type)
     Fail("input ", input, " is ", NameOfOrt(type), " but the norm's parameter '", parameter.name, "' is ",
       NameOf(parameter.dtype));

@@ -84,8 +84,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     const Program& program = *node_.product.program;
     for (size_t r = 0; !node_.keeps_product && r < node_.values(); ++r) {
       plan->offsets.push_back(plan->rest);
-      plan->rest +=
-        ScratchBytes(size_t(ElementCount(norm_shapes[0])) * SizeOf(program.value(program.results()[r]).dtype));
+      plan->rest += ScratchBytes(size_t(ElementCount(norm_shapes[0])) * SizeOf(program.result(r).dtype));
     }
     plan->scratch_bytes = plan->rest + std::max(plan->product.scratch_bytes, plan->norm.scratch_bytes);
     return plan;
@@ -126,7 +125,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     const Program& program, const Contraction& problem, const Shapes& shapes) const {
     const NormProgram& norm = node_.norm;
     if (norm.prologue_operands.parameters != std::vector<size_t>{0} || norm.axis != -1 || !norm.axes.empty() ||
-      norm.groups > 0 || norm.program.value(norm.program.parameters()[0]).dtype != problem.dtype())
+      norm.groups > 0 || norm.program.parameter(0).dtype != problem.dtype())
       return std::nullopt;
     const std::vector<size_t>& behind = norm.epilogue_operands.parameters;
     if (std::find(behind.begin(), behind.end(), 0) != behind.end()) return std::nullopt;

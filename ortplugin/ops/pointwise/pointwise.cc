@@ -7,17 +7,9 @@ namespace {
 
 void Infer(ShapeContext& context) {
   const Program program = ParsePointwise(ProgramText(context));
-  const size_t count = context.input_count();
-  if (count != program.parameters().size())
-    Fail("the program has ", program.parameters().size(), " parameters, the node ", count, " inputs");
-  TensorTypes inputs;
-  for (size_t i = 0; i < count; ++i) {
-    inputs.push_back(context.input(i));
-    if (inputs[i].type != ort::kUndefined) CheckType(program, i, inputs[i].type);
-  }
-  TensorType type = Broadcast(inputs);
+  TensorType type = Broadcast(ParameterTypes(program, context));
   for (size_t r = 0; r < program.results().size(); ++r) {
-    type.type = ToOrt(program.value(program.results()[r]).dtype);
+    type.type = ToOrt(program.result(r).dtype);
     context.set_output(r, type);
   }
 }
@@ -31,18 +23,13 @@ class CpuPointwise : public Kernel {
   }
 
   void Compute(Run& run) const override {
+    const auto [tensors, shapes] = ReadParameters(program_, run);
     std::vector<ProgramSweep::Input> inputs;
-    Shapes shapes;
-    for (size_t i = 0; i < program_.parameters().size(); ++i) {
-      const Tensor input = run.input(i);
-      CheckType(program_, i, input.type);
-      inputs.push_back({input.data, program_.value(program_.parameters()[i]).dtype});
-      shapes.push_back(input.shape);
-    }
+    for (size_t i = 0; i < tensors.size(); ++i) inputs.push_back({tensors[i].data, program_.parameter(i).dtype});
     const PointwiseShape shape = FitPointwise(program_, shapes);
     std::vector<void*> outputs;
     for (size_t r = 0; r < program_.results().size(); ++r)
-      outputs.push_back(run.output(r, shape.shape, SizeOf(program_.value(program_.results()[r]).dtype)));
+      outputs.push_back(run.output(r, shape.shape, SizeOf(program_.result(r).dtype)));
     if (shape.count > 0) ProgramSweep(program_, shape.axes, shape.count, inputs, outputs).Run(run);
   }
 

@@ -115,9 +115,6 @@ std::vector<size_t> RepeatedParameters(const PointwiseShape& shape) {
   return parameters;
 }
 
-DType ParameterType(const Program& program, size_t i) { return program.value(program.parameters()[i]).dtype; }
-DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
-
 // Offsets of the tensors that are repeated: from the number of a vector, or of an element where vectors cross rows.
 IndexMap MapOf(const PointwiseShape& shape, const PointwiseConfig& config) {
   return IndexMap(config.across ? "element" : "index", shape.axes, config.across ? 1 : config.vector,
@@ -132,14 +129,14 @@ PointwiseConfig ConfigurePointwise(
   int64_t widest = 0, narrowest = 8;  // bytes of an element of the tensors of the full shape
   int64_t written = 0, held = 0;  // bytes of an element: in memory, in registers
   for (size_t i = 0; i < program.parameters().size(); ++i) {
-    const auto size = int64_t(SizeOf(ParameterType(program, i)));
+    const auto size = int64_t(SizeOf(program.parameter(i).dtype));
     if (!IsScalar(shape, i)) held += size;
     if (!IsLinear(shape, i)) continue;
     widest = std::max(widest, size);
     narrowest = std::min(narrowest, size);
   }
   for (size_t r = 0; r < program.results().size(); ++r) {
-    const auto size = int64_t(SizeOf(ResultType(program, r)));
+    const auto size = int64_t(SizeOf(program.result(r).dtype));
     widest = std::max(widest, size);
     narrowest = std::min(narrowest, size);
     written += size;
@@ -190,7 +187,7 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
   const auto is_row_value = [&](size_t i) {
     return IsRepeated(shape, i) && !config.across && shape.axes.strides[i].back() == 0;
   };
-  const auto storage = [&](size_t i) { return StorageType(ParameterType(program, i)); };
+  const auto storage = [&](size_t i) { return StorageType(program.parameter(i).dtype); };
   const auto pointer = [&](size_t i) { return "(const " + storage(i) + "*)a.in[" + std::to_string(i) + "]"; };
   std::ostringstream text;
   text << kCommonSource << "\n"
@@ -230,21 +227,21 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
 
   text << "template <int N>\nstruct Results {\n";
   for (size_t r = 0; r < outputs; ++r) {
-    const std::string type = StorageType(ResultType(program, r));
+    const std::string type = StorageType(program.result(r).dtype);
     text << "  Vector<" << type << ", N> r" << r << ";\n  DEVICE void set" << r << "(int j, "
-         << ComputeType(ResultType(program, r)) << " x) {\n    " << type
+         << ComputeType(program.result(r).dtype) << " x) {\n    " << type
          << " stored;\n    from_compute(x, stored);\n    r" << r << ".set(j, stored);\n  }\n";
   }
   text << "  DEVICE void store(const Arguments& a, index_t index) const {\n";
   for (size_t r = 0; r < outputs; ++r)
-    text << "    r" << r << ".store((" << StorageType(ResultType(program, r)) << "*)a.out[" << r
+    text << "    r" << r << ".store((" << StorageType(program.result(r).dtype) << "*)a.out[" << r
          << "] + (unsigned long long)index * N);\n";
   text << "  }\n};\n\n";
 
   text << "template <int N>\nDEVICE void apply(const Operands<N>& operands, const Scalars& scalars, "
           "int j, Results<N>& results) {\n";
   for (size_t i = 0; i < inputs; ++i)
-    text << "  const " << ComputeType(ParameterType(program, i)) << " v" << program.parameters()[i] << " = to_compute("
+    text << "  const " << ComputeType(program.parameter(i).dtype) << " v" << program.parameters()[i] << " = to_compute("
          << (IsScalar(shape, i) ? "scalars.p" : "operands.p") << i
          << (IsScalar(shape, i) || is_row_value(i) ? "[0]" : "[j]") << ");\n";
   std::vector<uint32_t> statements(program.statements().size());
@@ -317,7 +314,7 @@ class CudaPointwise : public Kernel {
       Tensor input = run.input(i);
       CheckType(program_, i, input.type);
       if (ElementCount(input.shape) > 1)
-        most_vector = std::min(most_vector, MostVector(input.data, SizeOf(ParameterType(program_, i))));
+        most_vector = std::min(most_vector, MostVector(input.data, SizeOf(program_.parameter(i).dtype)));
       addresses.push_back(input.data);
       shapes.push_back(std::move(input.shape));
     }
@@ -331,7 +328,7 @@ class CudaPointwise : public Kernel {
     int most_vector_of_all = most_vector;
     for (size_t r = 0; r < program_.results().size(); ++r) {
       outputs.push_back(run.output(r, shape));
-      most_vector_of_all = std::min(most_vector_of_all, MostVector(outputs[r], SizeOf(ResultType(program_, r))));
+      most_vector_of_all = std::min(most_vector_of_all, MostVector(outputs[r], SizeOf(program_.result(r).dtype)));
     }
     if (ElementCount(shape) == 0) return;
     if (most_vector_of_all != most_vector) plan = plans_.Find(shapes, most_vector_of_all);

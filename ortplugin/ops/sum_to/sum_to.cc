@@ -24,15 +24,7 @@ bool IsSummed(const SumProgram::Sum& sum, size_t axis) {
 void Infer(ShapeContext& context) {
   const SumProgram sums = SumProgram::Parse(ProgramText(context));
   const Program& program = sums.program;
-  const size_t count = context.input_count();
-  if (count != program.parameters().size())
-    Fail("the program has ", program.parameters().size(), " parameters, the node ", count, " inputs");
-  TensorTypes inputs;
-  for (size_t i = 0; i < count; ++i) {
-    inputs.push_back(context.input(i));
-    if (inputs[i].type != ort::kUndefined) CheckType(program, i, inputs[i].type);
-  }
-  const TensorType whole = Broadcast(inputs);
+  const TensorType whole = Broadcast(ParameterTypes(program, context));
   TensorTypes results(program.results().size(), whole);
   for (const SumProgram::Sum& sum : sums.sums) {
     if (!whole.has_shape) break;
@@ -48,7 +40,7 @@ void Infer(ShapeContext& context) {
     for (const size_t r : sum.results) results[r] = type;
   }
   for (size_t r = 0; r < results.size(); ++r) {
-    results[r].type = ToOrt(program.value(program.results()[r]).dtype);
+    results[r].type = ToOrt(program.result(r).dtype);
     context.set_output(r, results[r]);
   }
 }
@@ -189,7 +181,7 @@ class SumSweep {
       once_(program_, Statements(program_, is_fixed_, true)),
       each_(program_, Statements(program_, is_fixed_, false)) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const DType dtype = program_.value(program_.parameters()[i]).dtype;
+      const DType dtype = program_.parameter(i).dtype;
       operands_.emplace_back(dtype, shape.axes, i, inputs[i].data, false);
     }
     std::vector<bool> is_bound(program_.values().size());
@@ -296,9 +288,7 @@ class SumSweep {
     int64_t first, size_t count, Evaluator::Workspace& workspace, void* scratch, std::vector<Partial>& partials) const {
     for (size_t i = 0; i < operands_.size(); ++i)
       operands_[i].Load(first, count, program_.parameters()[i], workspace, scratch);
-    const auto place = [&](size_t r) {
-      return outputs_[r] + size_t(first) * SizeOf(program_.value(program_.results()[r]).dtype);
-    };
+    const auto place = [&](size_t r) { return outputs_[r] + size_t(first) * SizeOf(program_.result(r).dtype); };
     for (size_t w = 0; w < binds_.size(); ++w)
       if (binds_[w]) workspace.Bind(program_.results()[sums_.whole[w]], place(sums_.whole[w]));
     each_.Run(workspace, count);
@@ -371,18 +361,11 @@ class CpuSumTo : public Kernel {
 
   void Compute(Run& run) const override {
     const Program& program = sums_.program;
-    std::vector<Tensor> inputs;
-    Shapes shapes;
-    for (size_t i = 0; i < program.parameters().size(); ++i) {
-      inputs.push_back(run.input(i));
-      CheckType(program, i, inputs[i].type);
-      shapes.push_back(inputs[i].shape);
-    }
+    const auto [inputs, shapes] = ReadParameters(program, run);
     const SumShape shape = FitSums(sums_, shapes);
     std::vector<char*> outputs;
     for (size_t r = 0; r < program.results().size(); ++r)
-      outputs.push_back(
-        static_cast<char*>(run.output(r, shape.results[r], SizeOf(program.value(program.results()[r]).dtype))));
+      outputs.push_back(static_cast<char*>(run.output(r, shape.results[r], SizeOf(program.result(r).dtype))));
     ComputeSums(sums_, shape, inputs, outputs, run);
   }
 
@@ -400,7 +383,7 @@ void ComputeSums(const SumProgram& sums, const SumShape& shape, const std::vecto
   }
   for (size_t r = 0; r < outputs.size(); ++r) {  // sums of nothing
     const auto count = size_t(ElementCount(shape.results[r]));
-    if (count > 0) std::memset(outputs[r], 0, count * SizeOf(sums.program.value(sums.program.results()[r]).dtype));
+    if (count > 0) std::memset(outputs[r], 0, count * SizeOf(sums.program.result(r).dtype));
   }
 }
 

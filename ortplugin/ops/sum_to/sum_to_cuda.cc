@@ -18,8 +18,6 @@ int64_t PowerDown(int64_t n) { return n < 1 ? 1 : PowerUp(n + 1) / 2; }
 
 constexpr int kThreads = 256;  // the most of a block
 
-DType ParameterType(const SumProgram& sums, size_t i) { return sums.program.value(sums.program.parameters()[i]).dtype; }
-DType ResultType(const SumProgram& sums, size_t r) { return sums.program.value(sums.program.results()[r]).dtype; }
 DType SumType(const SumProgram& sums, size_t s) { return sums.program.value(sums.sums[s].value).dtype; }
 
 // What a group's tensor number `t` needs: an element, one for each k, or a vector for each r.
@@ -119,7 +117,7 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const Dev
   int64_t widest = 1, narrowest = 8;  // bytes of an element of the tensors that vectors are taken of
   int64_t moved = 0, loaded = 0, held = 0;  // bytes of an element
   for (size_t t = 0; t < group.parameters.size(); ++t) {
-    const auto size = int64_t(SizeOf(ParameterType(sums, group.parameters[t])));
+    const auto size = int64_t(SizeOf(sums.program.parameter(group.parameters[t]).dtype));
     if (IsScalar(group, t) || !IsVector(group, t)) continue;
     widest = std::max(widest, size);
     narrowest = std::min(narrowest, size);
@@ -129,7 +127,7 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const Dev
     if (group.axes.is_linear(t)) moved += size;
   }
   for (const size_t r : group.results) {
-    const auto size = int64_t(SizeOf(ResultType(sums, r)));
+    const auto size = int64_t(SizeOf(sums.program.result(r).dtype));
     widest = std::max(widest, size);
     narrowest = std::min(narrowest, size);
     moved += size;
@@ -241,7 +239,7 @@ class SourceWriter {
   }
 
  private:
-  DType TypeOf(size_t t) const { return ParameterType(sums_, group_.parameters[t]); }
+  DType TypeOf(size_t t) const { return sums_.program.parameter(group_.parameters[t]).dtype; }
   std::string Storage(size_t t) const { return StorageType(TypeOf(t)); }
   std::string Pointer(size_t t) const { return "(const " + Storage(t) + "*)a.in[" + std::to_string(t) + "]"; }
   std::string VectorOf(size_t t) const {
@@ -309,7 +307,7 @@ class SourceWriter {
   void WriteResults() {
     text_ << "struct Results {\n";
     for (size_t n = 0; n < group_.results.size(); ++n) {
-      const DType type = ResultType(sums_, group_.results[n]);
+      const DType type = sums_.program.result(group_.results[n]).dtype;
       text_ << "  Vector<" << StorageType(type) << ", VECTOR> r" << n << ";\n  DEVICE void set" << n << "(int j, "
             << ComputeType(type) << " x) {\n    " << StorageType(type)
             << " stored;\n    from_compute(x, stored);\n    r" << n << ".set(j, stored);\n  }\n";
@@ -318,8 +316,8 @@ class SourceWriter {
     if (!group_.results.empty()) text_ << summed_.EmitOffsets("    ");
     for (size_t n = 0; n < group_.results.size(); ++n)
       text_ << "    r" << n << (config_.stream ? ".store_once((" : ".store((")
-            << StorageType(ResultType(sums_, group_.results[n])) << "*)a.out[" << n << "] + at.at" << inputs_ << " + "
-            << summed_.OffsetOf(inputs_) << ");\n";
+            << StorageType(sums_.program.result(group_.results[n]).dtype) << "*)a.out[" << n << "] + at.at" << inputs_
+            << " + " << summed_.OffsetOf(inputs_) << ");\n";
     text_ << "  }\n};\n\n";
   }
 
@@ -349,7 +347,7 @@ class SourceWriter {
     for (const size_t s : group_.sums) {
       text_ << EmitCuda(program_, sums_.sums[s].casts, "  ");
       for (const size_t r : sums_.sums[s].results)
-        text_ << "  from_compute(v" << program_.results()[r] << ", ((" << StorageType(ResultType(sums_, r))
+        text_ << "  from_compute(v" << program_.results()[r] << ", ((" << StorageType(sums_.program.result(r).dtype)
               << "*)a.out[" << out++ << "])[element]);\n";
     }
     text_ << "}\n\n";
@@ -442,16 +440,10 @@ class CudaSumTo : public Kernel {
   }
 
   void Compute(Run& run) const override {
+    const auto [tensors, shapes] = ReadParameters(sums_.program, run);
+    const bool aligned = AreAligned(tensors);
     std::vector<const void*> inputs;
-    Shapes shapes;
-    bool aligned = true;
-    for (size_t i = 0; i < sums_.program.parameters().size(); ++i) {
-      const Tensor input = run.input(i);
-      CheckType(sums_.program, i, input.type);
-      inputs.push_back(input.data);
-      shapes.push_back(input.shape);
-      aligned = aligned && reinterpret_cast<uintptr_t>(input.data) % 16 == 0;
-    }
+    for (const Tensor& tensor : tensors) inputs.push_back(tensor.data);
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shapes are.
     Shapes fit;

@@ -172,7 +172,7 @@ const Graph::Made& Graph::TensorOf(const Operand& operand) {
   // cuDNN proposes plans for other broadcasts, [N,C,1,1] for one, but their kernels give wrong results or fault (9.19).
   if (tensor.dims != value_dims && tensor.dims != channel && tensor.dims != ones)
     throw Refused("an epilogue operand is broadcast in another way than as one value for each channel, or for all");
-  const DType dtype = problem_.program->value(problem_.program->parameters()[operand.index]).dtype;
+  const DType dtype = problem_.program->parameter(operand.index).dtype;
   return made_[key] = {AddTensor(kFirstOperand + operand.index - 1, tensor, dtype), tensor.dims};
 }
 

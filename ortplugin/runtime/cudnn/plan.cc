@@ -14,7 +14,7 @@ namespace ortplugin::cudnn {
 namespace {
 
 DType ResultType(const Problem& problem) {
-  return problem.program == nullptr ? problem.dtype : problem.program->value(problem.program->results()[0]).dtype;
+  return problem.program == nullptr ? problem.dtype : problem.program->result(0).dtype;
 }
 
 bool IsOnePixel(const Tensor& image) {

@@ -76,9 +76,9 @@ void CheckEpilogue(const Problem& problem) {
     Fail("a convolution's epilogue has ", program.parameters().size(), " parameters and ", program.results().size(),
       " results, but ", problem.operands.size(), " operands after the convolution's value and ", problem.results.size(),
       " results are given");
-  if (program.value(program.parameters()[0]).dtype != problem.dtype)
+  if (program.parameter(0).dtype != problem.dtype)
     Fail("a convolution of ", NameOf(problem.dtype), " has an epilogue whose first parameter is ",
-      NameOf(program.value(program.parameters()[0]).dtype));
+      NameOf(program.parameter(0).dtype));
   for (const Tensor& operand : problem.operands) {
     CheckTensor(operand, "epilogue operand", dims.size());
     for (size_t i = 0; i < dims.size(); ++i)

@@ -7,7 +7,7 @@ size_t InputCount(const Program& program, size_t own_inputs) { return program.pa
 
 [[noreturn]] void FailOperand(
   const Program& program, size_t own_inputs, size_t input, const Shape& shape, const Shape& full) {
-  const Value& parameter = program.value(program.parameters()[input - own_inputs + 1]);
+  const Value& parameter = program.parameter(input - own_inputs + 1);
   Fail("input ", input, " ('", parameter.name, "'): the shape ", ToString(shape), " does not broadcast to ",
     ToString(full));
 }
@@ -31,7 +31,7 @@ Program ParseEpilogue(const std::string& text) {
   return program;
 }
 
-DType ValueType(const Program& program) { return program.value(program.parameters()[0]).dtype; }
+DType ValueType(const Program& program) { return program.parameter(0).dtype; }
 
 std::optional<size_t> ValueResult(const Program& program, DType wide) {
   const std::vector<ValueId>& results = program.results();
@@ -46,7 +46,7 @@ std::optional<size_t> ValueResult(const Program& program, DType wide) {
 
 void CheckInput(const Program& program, size_t own_inputs, size_t input, ort::ElementType type) {
   const size_t parameter = input < own_inputs ? 0 : input - own_inputs + 1;
-  const Value& value = program.value(program.parameters()[parameter]);
+  const Value& value = program.parameter(parameter);
   if (ToOrt(value.dtype) != type)
     Fail("input ", input, " is ", NameOfOrt(type), " but the program's parameter '", value.name, "' is ",
       NameOf(value.dtype));
@@ -96,7 +96,7 @@ void InferEpilogue(const Program& program, size_t own_inputs, const TensorTypes&
     if (value.has_shape && inputs[i].has_shape && !Broadcasts(inputs[i].shape, value.shape))
       FailOperand(program, own_inputs, i, inputs[i].shape, value.shape);
   for (size_t r = 0; r < program.results().size(); ++r) {
-    output.type = ToOrt(program.value(program.results()[r]).dtype);
+    output.type = ToOrt(program.result(r).dtype);
     context->set_output(r, output);
   }
 }

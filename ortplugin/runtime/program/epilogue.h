@@ -25,11 +25,7 @@ std::optional<size_t> ValueResult(const Program& program, DType wide);
 // Throws Error where an input, those of the core included, has another type than the program says.
 void CheckInput(const Program& program, size_t own_inputs, size_t input, ort::ElementType type);
 
-// The inputs of a run with their shapes, checked like that.
-struct RunInputs {
-  std::vector<Tensor> tensors;
-  Shapes shapes;
-};
+// The inputs of a run, checked like that.
 RunInputs ReadInputs(const Program& program, size_t own_inputs, Run& run);
 
 // What kernels check when they are created: throws Error where a node has other inputs or outputs than the program.

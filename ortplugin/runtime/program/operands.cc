@@ -123,7 +123,7 @@ Shape BroadcastInputs(const Program& program, const Shapes& inputs) {
     try {
       shape = Broadcast(Shapes{shape, inputs[i]});
     } catch (const Error& error) {
-      Fail("input ", i, " ('", program.value(program.parameters()[i]).name, "'): ", error.what());
+      Fail("input ", i, " ('", program.parameter(i).name, "'): ", error.what());
     }
   }
   return shape;
@@ -170,7 +170,7 @@ std::string TextOf(const Node& node, size_t first, size_t second) {
   bool widened = false;
   for (size_t i = 0; i < program.parameters().size(); ++i) {
     const size_t input = i == 0 ? first : second + i - 1;
-    const DType declared = program.value(program.parameters()[i]).dtype;
+    const DType declared = program.parameter(i).dtype;
     widened =
       widened || (input < node.input_count() && declared == DType::kFloat16 && node.input(input).type == ort::kFloat);
   }
@@ -192,10 +192,37 @@ std::string WithFloatForHalf(const std::string& text) {
 }
 
 void CheckType(const Program& program, size_t input, ort::ElementType type) {
-  const Value& parameter = program.value(program.parameters()[input]);
+  const Value& parameter = program.parameter(input);
   if (ToOrt(parameter.dtype) != type)
     Fail("input ", input, " is ", NameOfOrt(type), " but the program's parameter '", parameter.name, "' is ",
       NameOf(parameter.dtype));
+}
+
+TensorTypes ParameterTypes(const Program& program, const ShapeContext& context) {
+  const size_t count = context.input_count();
+  if (count != program.parameters().size())
+    Fail("the program has ", program.parameters().size(), " parameters, the node ", count, " inputs");
+  TensorTypes types;
+  for (size_t i = 0; i < count; ++i) {
+    types.push_back(context.input(i));
+    if (types[i].type != ort::kUndefined) CheckType(program, i, types[i].type);
+  }
+  return types;
+}
+
+RunInputs ReadParameters(const Program& program, Run& run) {
+  RunInputs inputs;
+  for (size_t i = 0; i < program.parameters().size(); ++i) {
+    inputs.tensors.push_back(run.input(i));
+    CheckType(program, i, inputs.tensors[i].type);
+    inputs.shapes.push_back(inputs.tensors[i].shape);
+  }
+  return inputs;
+}
+
+bool AreAligned(const std::vector<Tensor>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(),
+    [](const Tensor& each) { return reinterpret_cast<uintptr_t>(each.data) % 16 == 0; });
 }
 
 std::string ProgramText(const ShapeContext& context, size_t first, size_t second) {
@@ -415,7 +442,7 @@ std::string EmitPhaseOperands(
 std::string EmitPhaseResults(const Program& program, const Phase& phase, bool stream_results) {
   std::ostringstream text;
   text << "struct " << phase.name << "Results {\n";
-  const auto result_type = [&](size_t r) { return program.value(program.results()[r]).dtype; };
+  const auto result_type = [&](size_t r) { return program.result(r).dtype; };
   for (const size_t r : phase.results) {
     text << "  Vector<" << StorageType(result_type(r)) << ", VECTOR> r" << r << ";\n";
     text << "  DEVICE void set" << r << "(int j, " << ComputeType(result_type(r)) << " x) {\n    "

@@ -87,6 +87,16 @@ std::optional<Shapes> GuessShapes(const TensorTypes& types);
 
 // Throws Error where a node's input has another dtype than the program's parameter.
 void CheckType(const Program& program, size_t input, ort::ElementType type);
+// The types of the inputs of a node whose inputs are the program's parameters, as far as they are known, checked like
+// that.
+TensorTypes ParameterTypes(const Program& program, const ShapeContext& context);
+// The inputs of a run with their shapes, checked like that.
+struct RunInputs {
+  std::vector<Tensor> tensors;
+  Shapes shapes;
+};
+RunInputs ReadParameters(const Program& program, Run& run);
+bool AreAligned(const std::vector<Tensor>& tensors);  // to 16 bytes
 
 // The attribute `program` of a node on the CPU. Between nodes that have no float16 there, ONNX Runtime gives a node
 // float for float16 and expects float back: the text is then the same with float for float16. `first`: the input that

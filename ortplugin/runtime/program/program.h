@@ -77,6 +77,8 @@ class Program {
   const std::vector<ValueId>& results() const { return results_; }  // in the order of the node's outputs
   const std::vector<Statement>& statements() const { return statements_; }
   const Value& value(ValueId id) const { return values_[id]; }
+  const Value& parameter(size_t i) const { return value(parameters_[i]); }
+  const Value& result(size_t i) const { return value(results_[i]); }
 
   // The indices, ascending, of the statements needed to compute `targets` when every value in `available` is at hand.
   std::vector<uint32_t> Closure(const std::vector<ValueId>& targets, const std::vector<ValueId>& available) const;

@@ -72,7 +72,7 @@ bool ProgramSweep::IsRead(ValueId parameter, const std::vector<Input>& inputs) c
 
 // Whether a result is a parameter that lies in the result's own memory.
 bool ProgramSweep::Stays(size_t result, const std::vector<Input>& inputs) const {
-  const Value& value = program_.value(program_.results()[result]);
+  const Value& value = program_.result(result);
   return value.kind == Value::Kind::kParameter && inputs[value.index].data == outputs_[result] &&
     inputs[value.index].stored == value.dtype;
 }
@@ -127,7 +127,7 @@ void ProgramSweep::Block(int64_t first, size_t count, Space& space) const {
   for (size_t i = 0; i < operands_.size(); ++i)
     if (reads_[i]) operands_[i].Load(first, count, program_.parameters()[i], workspace, space.scratch);
   const auto place = [&](size_t r) {
-    return static_cast<char*>(outputs_[r]) + size_t(first) * SizeOf(program_.value(program_.results()[r]).dtype);
+    return static_cast<char*>(outputs_[r]) + size_t(first) * SizeOf(program_.result(r).dtype);
   };
   for (size_t r = 0; r < outputs_.size(); ++r)
     if (binds_[r]) workspace.Bind(program_.results()[r], place(r));

@@ -76,7 +76,7 @@ FusedActivation TakeFusedActivation(const Program& program, const TensorTypes& o
     const std::optional<size_t> added = Added(fused.rest, statement, value);
     if (added) {
       const TensorType& type = operands[*added - 1];
-      if (!type.has_shape || fused.rest.value(fused.rest.parameters()[*added]).dtype != dtype) break;
+      if (!type.has_shape || fused.rest.parameter(*added).dtype != dtype) break;
       const bool per_channel = IsPerChannel(type.shape, spatial, channels_last, -1);
       if (per_channel && !fused.bias && !fused.sum) {
         fused.bias = added;

@@ -41,7 +41,7 @@ bool IsOfPixel(const Shape& shape) { return Size(shape, 1) > 1 || Size(shape, 2)
 int64_t OperandRegisters(const Program& program, const Contraction& problem) {
   int64_t bytes = 0;
   for (size_t i = 0; i < problem.operands.size(); ++i)
-    if (IsOfPixel(problem.operands[i])) bytes += 8 * SizeOf(program.value(program.parameters()[i + 1]).dtype);
+    if (IsOfPixel(problem.operands[i])) bytes += 8 * SizeOf(program.parameter(i + 1).dtype);
   return DivideUp(bytes, 4);
 }
 

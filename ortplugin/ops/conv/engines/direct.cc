@@ -242,15 +242,14 @@ class EpilogueOperands {
       if (is_shared_[i]) room -= bytes;
     }
     // With no other operands the thread that makes a sum finishes it: fewer loads than for the rows that are written.
-    is_finished_ = outputs_ == 1 && ResultType(0) == DType::kFloat;
+    is_finished_ = outputs_ == 1 && program_.result(0).dtype == DType::kFloat;
     for (size_t i = 1; i < inputs_; ++i) is_finished_ = is_finished_ && (IsScalar(axes, i) || is_shared_[i]);
     for (size_t i = 1; i < inputs_; ++i)
       are_constant_ =
         are_constant_ && (!is_shared_[i] || (i <= conv.constant_operands.size() && conv.constant_operands[i - 1]));
   }
 
-  DType TypeOf(size_t i) const { return program_.value(program_.parameters()[i]).dtype; }
-  DType ResultType(size_t r) const { return program_.value(program_.results()[r]).dtype; }
+  DType TypeOf(size_t i) const { return program_.parameter(i).dtype; }
   std::string Storage(size_t i) const { return StorageType(TypeOf(i)); }
   std::string Pointer(size_t i) const { return "(const " + Storage(i) + "*)a.in[" + std::to_string(i + 1) + "]"; }
   bool IsRowValue(size_t i) const {
@@ -388,14 +387,14 @@ class SourceWriter : EpilogueOperands {
   void WriteResults() {
     text_ << "template <int N>\nstruct Results {\n";
     for (size_t r = 0; r < outputs_; ++r) {
-      const std::string stored = StorageType(ResultType(r));
+      const std::string stored = StorageType(program_.result(r).dtype);
       text_ << "  Vector<" << stored << ", N> r" << r << ";\n  DEVICE void set" << r << "(int j, "
-            << ComputeType(ResultType(r)) << " x) {\n    " << stored << " y;\n    from_compute(x, y);\n    r" << r
-            << ".set(j, y);\n  }\n";
+            << ComputeType(program_.result(r).dtype) << " x) {\n    " << stored << " y;\n    from_compute(x, y);\n    r"
+            << r << ".set(j, y);\n  }\n";
     }
     text_ << "  DEVICE void store(const Arguments& a, index_t index) const {\n";
     for (size_t r = 0; r < outputs_; ++r)
-      text_ << "    r" << r << ".store((" << StorageType(ResultType(r)) << "*)a.out[" << r
+      text_ << "    r" << r << ".store((" << StorageType(program_.result(r).dtype) << "*)a.out[" << r
             << "] + (unsigned long long)index * N);\n";
     text_ << "  }\n};\n\n";
   }

@@ -32,7 +32,7 @@ std::vector<Operand> Operands(const Program& program, size_t first, const Shapes
   std::vector<Operand> operands;
   for (size_t i = 0; i < shapes.size(); ++i) {
     const Shape& shape = shapes[i];
-    Operand operand{program.value(program.parameters()[first + i]).dtype, {}, true};
+    Operand operand{program.parameter(first + i).dtype, {}, true};
     if (shape.size() > 4) Fail("the shape ", ToString(shape), " does not broadcast to ", ToString(full));
     int64_t stride = 1;
     for (size_t axis = 4; axis-- > 0;) {
@@ -84,15 +84,15 @@ std::string Stage::Emit() const {
   }
   text << "template <int N>\nstruct " << name << "Results {\n";
   for (size_t r = 0; r < outputs; ++r) {
-    const DType dtype = program.value(program.results()[r]).dtype;
+    const DType dtype = program.result(r).dtype;
     text << "  Vector<" << StorageType(dtype) << ", N> r" << r << ";\n  DEVICE void set" << r << "(int j, "
          << ComputeType(dtype) << " x) {\n    " << StorageType(dtype) << " stored;\n    from_compute(x, stored);\n    r"
          << r << ".set(j, stored);\n  }\n";
   }
   text << "  DEVICE void store(const Arguments& a, int offset, int first = 0) const {\n";
   for (size_t r = 0; r < outputs; ++r)
-    text << "    r" << r << ".store((" << StorageType(program.value(program.results()[r]).dtype) << "*)a.out[first + "
-         << r << "] + offset);\n";
+    text << "    r" << r << ".store((" << StorageType(program.result(r).dtype) << "*)a.out[first + " << r
+         << "] + offset);\n";
   text << "  }\n};\n\n";
   const std::string before =
     "DEVICE void apply(const " + name + "TileOperands<N>& tile, const " + name + "PixelOperands<N>& pixel, int j, ";

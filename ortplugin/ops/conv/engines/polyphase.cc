@@ -56,7 +56,7 @@ std::string PairSource(const Program& program) {
   std::ostringstream words, joins;
   size_t count = 0;
   for (size_t r = 0; r < program.results().size(); ++r) {
-    const size_t size = SizeOf(program.value(program.results()[r]).dtype) / 2;
+    const size_t size = SizeOf(program.result(r).dtype) / 2;
     words << "  if (i < " << count + size << ") return pair.r" << r << ".words[i - " << count << "];\n";
     joins << "#pragma unroll\n  for (int i = 0; i < " << 4 * size << "; ++i) all.r" << r << ".words[i] = pairs[i / "
           << size << "].r" << r << ".words[i % " << size << "];\n";
