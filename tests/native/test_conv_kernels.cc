@@ -8,6 +8,7 @@
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -26,7 +27,7 @@ struct Case {
 Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t group,
   int64_t kernel, int64_t stride) {
   const int64_t pad = stride == kernel ? 0 : (kernel - 1) / 2, out = (size + 2 * pad - kernel) / stride + 1;
-  Contraction problem = test::SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
+  Contraction problem = SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
   problem.groups = group;
   problem.operands = {{filters}};
   if (dtype == DType::kBFloat16)
@@ -35,7 +36,7 @@ Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, i
 }
 
 const char* ProgramOf(DType dtype) {
-  return dtype == DType::kFloat16 ? kSilu : dtype == DType::kFloat ? test::kFloatRelu : kMixed;
+  return dtype == DType::kFloat16 ? kSilu : dtype == DType::kFloat ? kFloatRelu : kMixed;
 }
 
 std::vector<Case> Cases() {
@@ -109,7 +110,7 @@ struct Shuffle {
 const Shuffle kShuffles[] = {
   {kSilu, {8, 32, 32, 256}, {256, 2, 2, 128}, {2, 2}, {}, {}, {{128}}},
   {kSilu, {8, 28, 28, 512}, {512, 1, 1, 256}, {2, 2}, {}, {1, 1}, {{256}}},
-  {test::kFloatRelu, {2, 9, 7, 20}, {20, 1, 3, 6}, {2, 4}, {0, 1, 0, 2}, {}, {{6}}},
+  {kFloatRelu, {2, 9, 7, 20}, {20, 1, 3, 6}, {2, 4}, {0, 1, 0, 2}, {}, {{6}}},
   {kMixed, {3, 5, 4, 16}, {16, 2, 2, 12}, {2, 2}, {}, {}, {{12}, {3, 10, 8, 12}, {3, 1, 1, 12}, {10, 1, 1}}},
 };
 
@@ -143,7 +144,7 @@ void TestShuffles(const std::string& architecture) {
       ElementCount(products.y.dims) == ElementCount(shuffle.x));
     const EngineKernel kernel = PixelShuffleKernel(contraction);
     CHECK(kernel.arguments.size() == shuffle.operands.size() + 3 + contraction.program->results().size());
-    test::Compiled compiled(kernel.source, architecture);
+    Compiled compiled(kernel.source, architecture);
     compiled.Check(kernel.entry);
     if (architecture == "sm_90") compiled.CheckWaits();
   }
@@ -178,15 +179,15 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
     CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || !is_stem));
     if (!kernel) continue;
     CHECK(kernel->arguments.size() == test_case.problem.operands.size() + 3 + program.results().size());
-    const std::string text = test::Joined(architecture, " ", kernel->entry, " ", NameOf(test_case.problem.dtype()), " ",
+    const std::string text = Joined(architecture, " ", kernel->entry, " ", NameOf(test_case.problem.dtype()), " ",
       ToString(test_case.problem.result()), " kernel ", test_case.problem.rows().kernel, " stride ",
       test_case.problem.rows().stride, " threads ", kernel->launch.blocks, "x", kernel->launch.threads);
-    if (!test::IsTaken(architecture, text, 5)) continue;
-    test::Compiled compiled(kernel->source, architecture);
+    if (!IsTaken(architecture, text, 3)) continue;
+    Compiled compiled(kernel->source, architecture);
     compiled.Check(text);
-    CHECK_WITH(test::Contains(compiled.code(), kernel->entry), compiled.variant());
+    CHECK_WITH(Contains(compiled.code(), kernel->entry), compiled.variant());
     compiled.CheckLaunch(device, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes,
-      {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
+      {Defined(kernel->source, "MIN_BLOCKS", 1)});
   }
   TestShuffles(architecture);
 }

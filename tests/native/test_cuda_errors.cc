@@ -8,8 +8,7 @@
 #include "tests/native/fake_cuda.h"
 
 using namespace ortplugin;
-using test::Contains;
-using test::ErrorOf;
+using namespace test;
 
 namespace {
 
@@ -19,7 +18,7 @@ constexpr const char* kUpdate = "Update the driver, or set ORTPLUGIN_NVRTC";
 
 // A GPU that NVRTC may know or not.
 DeviceFacts Like(int ordinal, int major, int minor) {
-  DeviceFacts gpu = test::H200();
+  DeviceFacts gpu = H200();
   gpu.ordinal = ordinal;
   gpu.major = major;
   gpu.minor = minor;
@@ -75,7 +74,7 @@ void Architectures() {
 // code, so does the same kernel: a failure is not kept.
 void OldDrivers() {
   answers->version = 12020;
-  const DeviceFacts hopper = test::H200(), later = Like(1, 13, 0);
+  const DeviceFacts hopper = H200(), later = Like(1, 13, 0);
   const auto load = [](const DeviceFacts& device) {
     return [&] { cuda::Load(device, "a kernel", "k", [](const std::string&) {}); };
   };
@@ -110,7 +109,7 @@ int main(int count, char** arguments) {
   setenv("ORTPLUGIN_NVRTC", arguments[2], 1);
   setenv("ORTPLUGIN_CACHE_DIR", "", 1);  // nothing of this is to be kept
   void* const library = fake::Open(arguments[1]);
-  if (library == nullptr) return test::Summary();
+  if (library == nullptr) return Summary();
   answers = reinterpret_cast<fake::TheAnswers>(dlsym(library, "FakeAnswers"))();
   LostContexts();
   ALaunchThatFails();
@@ -118,5 +117,5 @@ int main(int count, char** arguments) {
   Architectures();
   OldDrivers();
   MissingFunctions(library);
-  return test::Summary();
+  return Summary();
 }

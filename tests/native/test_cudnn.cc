@@ -23,14 +23,13 @@
 namespace {
 
 using namespace ortplugin;
+using namespace test;
 using cudnn::Direction;
 using cudnn::PlanText;
 using cudnn::PointwiseGraph;
 using cudnn::PointwiseNode;
 using cudnn::PointwiseOperand;
 using cudnn::Problem;
-using test::Contains;
-using test::ErrorOf;
 using Kind = PointwiseOperand::Kind;
 using Mode = cudnn::abi::PointwiseMode;
 
@@ -194,7 +193,7 @@ void TestSlowGradients() {
     problem.w = cudnn::ChannelsLast({given, channels, kernel, kernel});
     problem.y = cudnn::ChannelsLast({batch, given, small, small});
     problem.strides = {stride, stride};
-    return cudnn::IsSlowWithEpilogue(problem, FindTarget(test::H200())->limits);
+    return cudnn::IsSlowWithEpilogue(problem, FindTarget(H200())->limits);
   };
   CHECK(is_slow(256, 128, 28, 128, 3, 2));  // many FLOPs
   CHECK(!is_slow(8, 128, 28, 128, 3, 2));  // few
@@ -204,7 +203,7 @@ void TestSlowGradients() {
   CHECK(!is_slow(64, 128, 8, 256, 4, 2));
   CHECK(!is_slow(256, 256, 28, 512, 1, 2) && !is_slow(256, 64, 64, 128, 2, 2));  // no overlap
   Problem forward = Good();
-  CHECK(!cudnn::IsSlowWithEpilogue(forward, FindTarget(test::H200())->limits));
+  CHECK(!cudnn::IsSlowWithEpilogue(forward, FindTarget(H200())->limits));
 }
 
 // A data gradient, or a forward convolution, of float16 with channels last.
@@ -259,8 +258,8 @@ void TestIdentities() {
     problem->w = cudnn::ChannelsLast({64, 32, 3, 3});
   });
   for (const Case& each : cases)
-    CHECK_WITH(cudnn::IsFasterWithIdentity(
-                 each.problem, FindTarget(test::H200())->limits, test::H200().multiprocessors) == each.is_faster,
+    CHECK_WITH(
+      cudnn::IsFasterWithIdentity(each.problem, FindTarget(H200())->limits, H200().multiprocessors) == each.is_faster,
       each.problem.ToString());
 
   CHECK(cudnn::TakesIdentity(fast) && !cudnn::HasIdentity(fast));
@@ -450,5 +449,5 @@ int main(int argc, char** argv) {
   TestRotated();
   TestPrograms();
   TestResultsThatMayBeLost();
-  return test::Summary();
+  return Summary();
 }

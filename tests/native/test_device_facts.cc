@@ -5,13 +5,14 @@
 #include "tests/native/fake_cuda.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
 // Each fact comes from the driver's attribute of that meaning.
 void Queried(fake::Answers* answers) {
   int ordinal = 0;
-  for (const test::Gpu& gpu : test::kGpus) {
+  for (const Gpu& gpu : kGpus) {
     answers->gpu = gpu.facts;
     const DeviceFacts &found = cuda::Device(ordinal), &known = gpu.facts;
     CHECK_WITH(found.ordinal == ordinal && found.major == known.major && found.minor == known.minor, gpu.name);
@@ -38,9 +39,9 @@ void Capabilities() {
   constexpr Known kKnown[] = {{"sm_75", false, false, false, false}, {"sm_80", true, false, false, false},
     {"sm_86", true, false, false, false}, {"sm_89", true, false, false, false}, {"sm_90", true, true, true, true},
     {"sm_100", true, false, true, true}, {"sm_120", true, false, true, true}};
-  CHECK(std::size(kKnown) == std::size(test::kGpus));
+  CHECK(std::size(kKnown) == std::size(kGpus));
   for (const Known& known : kKnown) {
-    const DeviceFacts& gpu = test::GpuOf(known.architecture);
+    const DeviceFacts& gpu = GpuOf(known.architecture);
     CHECK_WITH(gpu.has_mma_m16n8k16() == known.mma && gpu.has_wgmma() == known.wgmma &&
         gpu.has_clusters() == known.clusters && gpu.has_pdl() == known.pdl,
       known.architecture);
@@ -51,7 +52,7 @@ void Capabilities() {
 void Residents() {
   constexpr int64_t kKiB = 1 << 10;
   const auto blocks = [](const char* architecture, int64_t threads, int64_t registers, int64_t shared) {
-    return test::GpuOf(architecture).ResidentBlocks(threads, registers, shared);
+    return GpuOf(architecture).ResidentBlocks(threads, registers, shared);
   };
   CHECK(blocks("sm_75", 32, 32, 0) == 16 && blocks("sm_80", 32, 32, 0) == 32 && blocks("sm_89", 32, 32, 0) == 24);
   CHECK(blocks("sm_75", 256, 32, 0) == 4 && blocks("sm_86", 256, 32, 0) == 6 && blocks("sm_90", 256, 32, 0) == 8);
@@ -68,9 +69,9 @@ void Residents() {
 int main(int count, char** arguments) {
   if (count != 2) return 2;
   void* const library = fake::Open(arguments[1]);
-  if (library == nullptr) return test::Summary();
+  if (library == nullptr) return Summary();
   Queried(reinterpret_cast<fake::TheAnswers>(dlsym(library, "FakeAnswers"))());
   Capabilities();
   Residents();
-  return test::Summary();
+  return Summary();
 }

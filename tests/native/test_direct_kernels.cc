@@ -7,6 +7,7 @@
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -24,7 +25,7 @@ struct Case {
 
 Contraction Square(int64_t images, int64_t channels, int64_t size, int64_t filters, int64_t kernel, int64_t stride) {
   const int64_t pad = (kernel - 1) / 2, out = (size + 2 * pad - kernel) / stride + 1;
-  Contraction conv = test::SquareConv(DType::kFloat, false, images, size, channels, filters, kernel, stride, pad, out);
+  Contraction conv = SquareConv(DType::kFloat, false, images, size, channels, filters, kernel, stride, pad, out);
   conv.channels_last = false;
   return conv;
 }
@@ -39,12 +40,12 @@ Contraction Rotated180(Contraction conv) {
 }  // namespace
 
 void TestKernels(const std::string& architecture, const DeviceFacts& device) {
-  for (const Case& test_case : {Case{Square(100, 1, 28, 16, 3, 1), test::kFloatRelu, 16},
-         Case{Square(1000, 1, 28, 16, 3, 1), test::kFloatRelu, 16},
-         Case{Square(100, 16, 14, 32, 3, 1), test::kFloatRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
-         Case{Square(1000, 32, 7, 32, 3, 1), test::kFloatRelu, 16}, Case{Square(8, 3, 224, 32, 7, 2), kMixed, 16},
-         Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Rotated180(Square(1000, 16, 14, 32, 3, 1)), kIdentity, 16},
-         Case{Rotated180(Square(100, 3, 33, 7, 5, 1)), kIdentity, 16}}) {
+  for (const Case& test_case :
+    {Case{Square(100, 1, 28, 16, 3, 1), kFloatRelu, 16}, Case{Square(1000, 1, 28, 16, 3, 1), kFloatRelu, 16},
+      Case{Square(100, 16, 14, 32, 3, 1), kFloatRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
+      Case{Square(1000, 32, 7, 32, 3, 1), kFloatRelu, 16}, Case{Square(8, 3, 224, 32, 7, 2), kMixed, 16},
+      Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Rotated180(Square(1000, 16, 14, 32, 3, 1)), kIdentity, 16},
+      Case{Rotated180(Square(100, 3, 33, 7, 5, 1)), kIdentity, 16}}) {
     const Program program = Program::Parse(test_case.program);
     const Shape full = test_case.conv.result();
     Shapes shapes{full};
@@ -58,11 +59,11 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
     if (!found) continue;
     const DirectConfig& config = *found;
     const std::string text =
-      test::Joined(architecture, " ", ToString(full), " of ", test_case.conv.channels, " channels: images ",
-        config.images, " rows ", config.rows, " maps ", config.maps, " of ", config.block_maps, " strip ", config.strip,
-        " chunk ", config.chunk, " vector ", config.vector, " threads ", config.threads, " blocks ", config.min_blocks);
-    if (!test::IsTaken(architecture, text, 5)) continue;
-    test::Compiled compiled(DirectSource(test_case.conv, program, axes, config), architecture);
+      Joined(architecture, " ", ToString(full), " of ", test_case.conv.channels, " channels: images ", config.images,
+        " rows ", config.rows, " maps ", config.maps, " of ", config.block_maps, " strip ", config.strip, " chunk ",
+        config.chunk, " vector ", config.vector, " threads ", config.threads, " blocks ", config.min_blocks);
+    if (!IsTaken(architecture, text, 3)) continue;
+    Compiled compiled(DirectSource(test_case.conv, program, axes, config), architecture);
     compiled.CheckRegisters(text);
     compiled.CheckLaunch(device, "conv_direct", DirectLaunch(config, device).threads, 0, {config.min_blocks});
     if (device.has_pdl()) compiled.CheckWaits();

@@ -12,6 +12,7 @@
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -24,7 +25,7 @@ struct Case {
 Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
   int64_t stride = 1, bool transposed = false) {
   const int64_t out = transposed ? size * stride : (size - 1) / stride + 1;
-  return test::SquareConv(dtype, transposed, batch, size, channels, filters, kernel, stride, (kernel - 1) / 2, out);
+  return SquareConv(dtype, transposed, batch, size, channels, filters, kernel, stride, (kernel - 1) / 2, out);
 }
 
 std::vector<Case> Cases() {
@@ -104,7 +105,7 @@ void TestLines() {
 }
 
 void TestWhoIsFastest() {
-  for (const test::Gpu& gpu : test::kGpus) {
+  for (const Gpu& gpu : kGpus) {
     CHECK_WITH((FindTarget(gpu.facts) != nullptr) == (std::string(gpu.name) == "H200"), gpu.name);
     for (const Case& each : Cases()) {
       const std::string what = gpu.name + std::string(": ") + each.engine, taken = Taken(each.problem, gpu.facts, true);
@@ -133,11 +134,11 @@ void TestReasons() {
 }
 
 void TestCapabilities() {
-  DeviceFacts h100 = test::H200();
+  DeviceFacts h100 = H200();
   h100.multiprocessors = 114;
-  CHECK(FindTarget(h100) == FindTarget(test::H200()));  // the same multiprocessors, but fewer
+  CHECK(FindTarget(h100) == FindTarget(H200()));  // the same multiprocessors, but fewer
   CHECK(&LimitsNear(h100) == &FindTarget(h100)->limits);
-  for (const test::Gpu& gpu : test::kGpus)
+  for (const Gpu& gpu : kGpus)
     if (FindTarget(gpu.facts) == nullptr) CHECK_WITH(&LimitsNear(gpu.facts) == &DefaultTarget().limits, gpu.name);
 }
 
@@ -146,7 +147,7 @@ void TestOthers() {
   Contraction shuffle = Square(DType::kFloat16, 8, 16, 64, 32, 2, 2, true);
   shuffle.program = std::make_shared<const Program>(Identity(DType::kFloat16));
   const WeightGrad grad{Square(DType::kFloat, 100, 28, 16, 16, 3), DType::kFloat, false, false};
-  for (const test::Gpu& gpu : test::kGpus) {
+  for (const Gpu& gpu : kGpus) {
     const bool is_known = FindTarget(gpu.facts) != nullptr;
     CHECK_WITH(FitsPixelShuffle(shuffle) && IsPixelShuffleFast(shuffle, gpu.facts) == is_known, gpu.name);
     CHECK_WITH(IsWeightGradFast(grad, gpu.facts) == is_known, gpu.name);
@@ -162,5 +163,5 @@ int main() {
   TestReasons();
   TestCapabilities();
   TestOthers();
-  return test::Summary();
+  return Summary();
 }

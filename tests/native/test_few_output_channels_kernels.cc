@@ -6,6 +6,7 @@
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -20,7 +21,7 @@ const char* const kMixed =
 Contraction Up(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
   int64_t stride, int64_t pad, bool channels_first) {
   const int64_t out = (size - 1) * stride + kernel - 2 * pad;
-  Contraction problem = test::SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
+  Contraction problem = SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
   problem.operands = {{filters}};
   if (dtype == kBrain) problem.operands = {{filters}, problem.result(), {problem.rows().out, 1, 1}};
   problem.y_channels_first = channels_first;
@@ -28,7 +29,7 @@ Contraction Up(DType dtype, int64_t batch, int64_t size, int64_t channels, int64
   return problem;
 }
 
-const char* ProgramOf(DType dtype) { return dtype == kHalf ? kTanh : dtype == kFloat ? test::kFloatRelu : kMixed; }
+const char* ProgramOf(DType dtype) { return dtype == kHalf ? kTanh : dtype == kFloat ? kFloatRelu : kMixed; }
 
 }  // namespace
 
@@ -45,12 +46,12 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
     if (!kernel) continue;
     const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
     CHECK(kernel->arguments.size() == problem.operands.size() + 3 + program.results().size());
-    const std::string text = test::Joined(architecture, " ", NameOf(problem.dtype()), " ", problem.channels, " to ",
+    const std::string text = Joined(architecture, " ", NameOf(problem.dtype()), " ", problem.channels, " to ",
       ToString(problem.result()), " kernel ", problem.rows().kernel, " stride ", problem.rows().stride, ": tile ",
       config.tile_h, "x", config.tile_w, " parts ", config.parts, " chunk ", config.chunk, " vector ", config.vector,
       " blocks ", kernel->launch.blocks, "x", kernel->launch.threads);
-    if (!test::IsTaken(architecture, text, 5)) continue;
-    test::Compiled compiled(kernel->source, architecture);
+    if (!IsTaken(architecture, text, 3)) continue;
+    Compiled compiled(kernel->source, architecture);
     compiled.Check(text);
     // Measured on an H200 with the blocks that its registers hold, of which shared memory may hold fewer.
     compiled.CheckLaunch(device, kernel->entry, kernel->launch.threads, 0, {config.min_blocks, true});
@@ -59,10 +60,10 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
 
   const Program program = Program::Parse(kTanh);
   const Contraction known = Up(kHalf, 4, 32, 64, 3, 4, 2, 1, false);
-  for (const test::Gpu& gpu : test::kGpus)
+  for (const Gpu& gpu : kGpus)
     CHECK_WITH(FitsFewOutputChannels(program, known, gpu.facts) == (gpu.facts.major >= 8), gpu.name);
-  const test::Refusals refusals(
-    known, [&](const Contraction& other) { return FindEngineKernel(program, other, test::H200(), false).has_value(); });
+  const Refusals refusals(
+    known, [&](const Contraction& other) { return FindEngineKernel(program, other, H200(), false).has_value(); });
   refusals.Check("nine filters", [](auto* conv) { conv->filters = 9; });
   refusals.Check("12 channels", [](auto* conv) { conv->channels = 12; });
   refusals.Check("groups", [](auto* conv) { conv->groups = 2; });

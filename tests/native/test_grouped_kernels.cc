@@ -7,6 +7,7 @@
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -21,8 +22,8 @@ const char* const kMixed =
 Contraction Grouped(DType dtype, int64_t batch, int64_t size, int64_t groups, int64_t channels, int64_t filters,
   int64_t kernel, int64_t stride) {
   const int64_t out = (size - 1) / stride + 1;
-  Contraction problem = test::SquareConv(
-    dtype, false, batch, size, groups * channels, groups * filters, kernel, stride, (kernel - 1) / 2, out);
+  Contraction problem =
+    SquareConv(dtype, false, batch, size, groups * channels, groups * filters, kernel, stride, (kernel - 1) / 2, out);
   problem.groups = groups;
   problem.operands = {{problem.filters}};
   if (dtype == kBrain) problem.operands = {{problem.filters}, problem.result(), {out, 1, 1}};
@@ -47,25 +48,24 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
   for (const Contraction& problem : problems) {
     const Program program = Program::Parse(problem.dtype() == kHalf ? kRelu
         : problem.dtype() == kBrain                                 ? kMixed
-                                                                    : test::kFloatRelu);
+                                                                    : kFloatRelu);
     CHECK(FitsGrouped(program, problem, device) == device.has_mma_m16n8k16());
     if (!device.has_mma_m16n8k16()) continue;
     const EngineKernel kernel = *MakeGrouped(program, problem, device);
-    std::string text = test::Joined(architecture, " ", ToString(problem.w()), " to ", ToString(problem.result()));
-    if (!test::IsTaken(architecture, text)) continue;
-    test::Compiled compiled(kernel.source, architecture);
-    text += test::Joined(
-      ": blocks ", kernel.launch.blocks, "x", kernel.launch.threads, " shared ", kernel.launch.shared_bytes);
+    std::string text = Joined(architecture, " ", ToString(problem.w()), " to ", ToString(problem.result()));
+    if (!IsTaken(architecture, text)) continue;
+    Compiled compiled(kernel.source, architecture);
+    text +=
+      Joined(": blocks ", kernel.launch.blocks, "x", kernel.launch.threads, " shared ", kernel.launch.shared_bytes);
     compiled.Check(text);
     compiled.CheckLaunch(device, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes,
-      {test::Defined(kernel.source, "MIN_BLOCKS", 1)});
+      {Defined(kernel.source, "MIN_BLOCKS", 1)});
     if (architecture == "sm_90" && !problem.constant_weights) compiled.CheckWaits();
   }
 
   const Program program = Program::Parse(kRelu);
   const Contraction known = Grouped(kHalf, 4, 28, 4, 28, 34, 3, 1);
-  const test::Refusals refusals(
-    known, [&](const Contraction& other) { return FitsGrouped(program, other, test::H200()); });
+  const Refusals refusals(known, [&](const Contraction& other) { return FitsGrouped(program, other, H200()); });
   refusals.Check("one wide group", [](auto* conv) { conv->groups = 1; });
   refusals.Check("depthwise", [](auto* conv) { conv->groups = conv->filters = conv->channels; });
   refusals.Check("transposed", [](auto* conv) { conv->transposed = true; });

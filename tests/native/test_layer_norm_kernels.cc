@@ -9,6 +9,7 @@
 #include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -32,7 +33,7 @@ NormProgram Read(const Case& test_case) {
 Case Biased(const std::string& dtype, int64_t rows, int64_t width,
   const std::string& core = "LayerNormalization<epsilon=1e-05>") {
   const std::string text =
-    test::Typed("(T x, T b0, T b1, T gamma, T beta) => (T y) {\n  t = Add(x, b0)\n  s = Add(t, b1)\n  n = " + core +
+    Typed("(T x, T b0, T b1, T gamma, T beta) => (T y) {\n  t = Add(x, b0)\n  s = Add(t, b1)\n  n = " + core +
         "(s)\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n}",
       dtype);
   return {text, text, {{rows, width}, {width}, {width}, {width}, {width}}};
@@ -42,7 +43,7 @@ Case Biased(const std::string& dtype, int64_t rows, int64_t width,
 Case Scaled(const std::string& dtype, const std::string& axes, const Shape& x, const Shape& gamma, bool added) {
   const std::string head = added ? "(T x, T r, T gamma, T beta) => (T z, T s) {\n  s = Add(x, r)\n  n = "
                                  : "(T x, T gamma, T beta) => (T z) {\n  n = ";
-  const std::string text = test::Typed(head + "LayerNormalization<axes=\"" + axes + "\">(" + (added ? "s" : "x") +
+  const std::string text = Typed(head + "LayerNormalization<axes=\"" + axes + "\">(" + (added ? "s" : "x") +
       ")\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n  z = Swish(y)\n}",
     dtype);
   return added ? Case{text, text, {x, x, gamma, gamma}} : Case{text, text, {x, gamma, gamma}};
@@ -87,12 +88,12 @@ std::vector<Case> Cases() {
     {{64, 48, 100}, {48, 1}, {48, 100}}});
   // In an order: windows, patches of which four are a row, rows at every alignment, and too long for a block.
   const std::string sum = "(T x, T r) => (T y, T s) {\n  s = Add(x, r)\n  y = LayerNormalization<epsilon=1e-05>(s)\n}";
-  const std::string half = test::Typed(sum, "float16");
+  const std::string half = Typed(sum, "float16");
   for (const int64_t width : {96, 384})
     cases.push_back({"windows", half, {{8, 56, 56, width}, {8, 3136, width}}, {1}, {56, 56}});
   cases.push_back({"patches", half, {{8, 784, 96}, {384}}, {0}, {14, 14}});
   cases.push_back({"patches, odd", half, {{8, 784, 33}, {132}}, {0}, {14, 14}});
-  cases.push_back({"odd rows", test::Typed(sum, "float"), {{8, 70000, 33}, {8, 70000, 1}}, {0, 1}});
+  cases.push_back({"odd rows", Typed(sum, "float"), {{8, 70000, 33}, {8, 70000, 1}}, {0, 1}});
   cases.push_back({"long rows", half, {{2, 8, 30000}, {2, 8, 30000}}, {0, 1}, {4}});
   // Other axes: GroupNorm with channels last and first, of 1 and many groups, LayerNorm and InstanceNorm of images.
   const auto add = [&](const std::string& axes, const Shape& x, const Shape& gamma) {
@@ -124,29 +125,29 @@ int main(int argc, char** argv) {
     const Case test_case = Biased("float16", 8192, std::atoll(argument.c_str()));
     const NormProgram norm = NormProgram::Parse(test_case.program);
     const NormShape shape = FitShapes(norm, test_case.inputs);
-    std::cout << LayerNormSource(norm, shape, ConfigureLayerNorm(norm, shape, test::H200(), true).value());
+    std::cout << LayerNormSource(norm, shape, ConfigureLayerNorm(norm, shape, H200(), true).value());
     return 0;
   }
-  const DeviceFacts& gpu = test::DeviceOf(argument);
+  const DeviceFacts& gpu = DeviceOf(argument);
   for (const Case& test_case : Cases()) {
     const NormProgram norm = Read(test_case);
     const NormShape shape = FitShapes(norm, test_case.inputs);
-    if (!test::IsTaken(argument, test_case.program + ToString(shape.shape), 18)) continue;
+    if (!IsTaken(argument, test_case.program + ToString(shape.shape), 18)) continue;
     const auto rows = ConfigureLayerNorm(norm, shape, gpu, true);
     const NormTiles tiles = ConfigureNormTiles(norm, shape, gpu, true);
     const std::string source = rows ? LayerNormSource(norm, shape, *rows) : NormTilesSource(norm, shape, tiles);
-    std::string text = test::Joined(
+    std::string text = Joined(
       argument, " ", test_case.name, " [", shape.outer, ", ", shape.height, ", ", shape.groups, ", ", shape.run, "] ");
     if (rows)
-      text += test::Joined("vector ", rows->vector, " lanes ", rows->lanes, "x", rows->groups, " items ", rows->items,
+      text += Joined("vector ", rows->vector, " lanes ", rows->lanes, "x", rows->groups, " items ", rows->items,
         " rows at once ", rows->rows_at_once, " prefetch ", rows->prefetch, " line ", rows->line, " blocks ",
         rows->min_blocks);
     else
-      text += test::Joined("tiles of ", tiles.accesses, "x", tiles.vector, ", ", tiles.groups, " groups, ",
-        tiles.chunks, " blocks of ", tiles.chunk, " in ", tiles.threads, " threads, batch ", tiles.batch, ", one read ",
+      text += Joined("tiles of ", tiles.accesses, "x", tiles.vector, ", ", tiles.groups, " groups, ", tiles.chunks,
+        " blocks of ", tiles.chunk, " in ", tiles.threads, " threads, batch ", tiles.batch, ", one read ",
         tiles.one_read, " shared ", tiles.static_bytes, " + ", tiles.held_bytes, " blocks ", tiles.min_blocks, " of ",
         tiles.blocks);
-    test::Compiled compiled(source, argument);
+    Compiled compiled(source, argument);
     compiled.CheckRegisters(text);
     for (const char* kernel : rows ? std::vector<const char*>{"layer_norm"}
         : tiles.one_read           ? std::vector<const char*>{"norm_tiles"}
@@ -158,5 +159,5 @@ int main(int argc, char** argv) {
     if (argument == "sm_90")
       compiled.CheckWaits(test_case.ordered.empty() ? "none" : "^prefetch");  // of the order, which is constant
   }
-  return test::Summary();
+  return Summary();
 }

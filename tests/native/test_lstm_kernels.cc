@@ -5,6 +5,7 @@
 #include "tests/native/kernel_main.h"
 
 using namespace ortplugin;
+using namespace test;
 
 void TestKernels(const std::string& architecture, const DeviceFacts& gpu) {
   using Direction = LstmAttributes::Direction;
@@ -16,10 +17,10 @@ void TestKernels(const std::string& architecture, const DeviceFacts& gpu) {
           const LstmConfig config = ConfigureLstm(attributes, gpu, is_usual);
           const bool has_tiles = hidden % 16 == 0 && hidden <= (dtype == DType::kFloat ? 96 : 128);
           CHECK(config.uses_mma == (has_tiles && is_usual && gpu.has_mma_m16n8k16()));
-          const std::string text = test::Joined(architecture, " ", NameOf(dtype), " ", hidden, " directions ",
+          const std::string text = Joined(architecture, " ", NameOf(dtype), " ", hidden, " directions ",
             attributes.directions(), " mma ", config.uses_mma, " threads ", config.threads);
-          if ((!is_usual && hidden != 48) || !test::IsTaken(architecture, text)) continue;
-          test::Compiled compiled(LstmSource(attributes, config), architecture);
+          if ((!is_usual && hidden != 48) || !IsTaken(architecture, text)) continue;
+          Compiled compiled(LstmSource(attributes, config), architecture);
           compiled.Check(text);
           compiled.CheckLaunch(gpu, "lstm", config.threads);
           // Constant weights are read early, those of 16 bits in pairs.
@@ -28,5 +29,5 @@ void TestKernels(const std::string& architecture, const DeviceFacts& gpu) {
   for (const std::optional<bool> said : {std::optional<bool>(), std::optional<bool>(false)})  // else of the session
     CHECK(!ConfigureLstm({48, DType::kFloat, Direction::kForward, false, false, 1, said}, gpu, true).uses_mma);
   LstmAttributes huge{4097, DType::kFloat16, Direction::kForward, false, false, 1, {}};
-  CHECK(test::Contains(test::ErrorOf([&] { ConfigureLstm(huge, gpu, true); }), "'hidden_size' is 4097"));
+  CHECK(Contains(ErrorOf([&] { ConfigureLstm(huge, gpu, true); }), "'hidden_size' is 4097"));
 }

@@ -9,8 +9,7 @@
 #include "tests/native/check.h"
 
 using namespace ortplugin;
-using test::Contains;
-using test::ErrorOf;
+using namespace test;
 
 namespace {
 
@@ -132,5 +131,5 @@ int main() {
   TestSizes();
   TestMemory();
   TestText();
-  return test::Summary();
+  return Summary();
 }

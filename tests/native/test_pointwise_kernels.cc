@@ -7,6 +7,7 @@
 #include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -73,7 +74,7 @@ std::vector<Case> Cases() {
   for (const auto& [dtype, size] : dtypes) {
     const auto add = [&, type = dtype, vector = 16 / size](
                        const std::string& name, const char* program, const Shapes& inputs) {
-      cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, ""});
+      cases.push_back({name + " " + type, Typed(program, type), inputs, vector, ""});
     };
     add("unary", kUnary, {kLarge});
     add("binary", kBinary, {kLarge, kLarge});
@@ -89,7 +90,7 @@ std::vector<Case> Cases() {
     const std::string across = size == 8 ? "" : "across";  // one double is an access that needs no neighbours
     const auto add = [&, type = dtype](const std::string& name, const char* program, const Shapes& inputs, int wanted,
                        const std::string& modes, int most_vector = 16) {
-      cases.push_back({name + " " + type, test::Typed(program, type), inputs, wanted, modes, most_vector});
+      cases.push_back({name + " " + type, Typed(program, type), inputs, wanted, modes, most_vector});
     };
     add("lerp", kLerp, {{16, 102400}, {16, 102400}, {1}}, vector, "");
     add("odd rows", kBinary, {{32768, 1023}, {1023}}, size == 8 ? 1 : vector, across);
@@ -140,9 +141,9 @@ int main(int argc, char** argv) {
   std::vector<Case> cases = Cases();
   for (Case& test_case : HeavyCases()) cases.push_back(std::move(test_case));
   const bool show = argument.rfind("sm_", 0) != 0;
-  const DeviceFacts& gpu = show ? test::H200() : test::DeviceOf(argument);
+  const DeviceFacts& gpu = show ? H200() : DeviceOf(argument);
   for (const Case& test_case : cases) {
-    if (show ? test_case.name != argument : !test::IsTaken(argument, test_case.name)) continue;
+    if (show ? test_case.name != argument : !IsTaken(argument, test_case.name)) continue;
     const Program program = ParsePointwise(test_case.program);
     const PointwiseShape shape = FitPointwise(program, test_case.inputs);
     const PointwiseConfig config = ConfigurePointwise(program, shape, gpu, test_case.most_vector);
@@ -152,19 +153,19 @@ int main(int argc, char** argv) {
       return 0;
     }
     const auto start = std::chrono::steady_clock::now();
-    test::Compiled compiled(source, argument);
+    Compiled compiled(source, argument);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const std::string text = test::Joined(argument, " ", test_case.name, ": vector ", config.vector, " items ",
-      config.items, " modes '", Modes(config), "' tiles ", config.tiles, "x", config.threads, " seconds ", seconds);
+    const std::string text = Joined(argument, " ", test_case.name, ": vector ", config.vector, " items ", config.items,
+      " modes '", Modes(config), "' tiles ", config.tiles, "x", config.threads, " seconds ", seconds);
     compiled.CheckCode(text);
     // 32 operands, each broadcast in its own way, is as much as a program can ask: two registers may lack.
     const int lacking = test_case.name.find("32 ways") == 0 ? 8 : 0;
-    CHECK_WITH(test::Spilled(compiled.log()) <= 2 * lacking, compiled.variant());
+    CHECK_WITH(Spilled(compiled.log()) <= 2 * lacking, compiled.variant());
     // Sine and its like keep a table of digits there for large arguments.
-    CHECK_WITH(test::Local(compiled.log()) <= lacking || test::Contains(test_case.program, "Sin("), compiled.variant());
+    CHECK_WITH(Local(compiled.log()) <= lacking || Contains(test_case.program, "Sin("), compiled.variant());
     compiled.CheckLaunch(gpu, "pointwise", config.threads);
     if (argument == "sm_90") compiled.CheckWaits();
     if (test_case.vector > 0) CHECK_WITH(config.vector == test_case.vector && Modes(config) == test_case.modes, text);
   }
-  return test::Summary();
+  return Summary();
 }

@@ -6,6 +6,7 @@
 #include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -132,15 +133,15 @@ int main(int argc, char** argv) {
   const std::string argument = argc == 2 ? argv[1] : "";
   const bool show = argument.rfind("sm_", 0) != 0;
   if (!show) TestNearest();
-  const DeviceFacts& gpu = show ? test::H200() : test::DeviceOf(argument);
+  const DeviceFacts& gpu = show ? H200() : DeviceOf(argument);
   for (const Case& test_case : Cases(gpu)) {
     if (show) {
       if (test_case.name == argument) std::cout << test_case.source;
       continue;
     }
-    if (!test::IsTaken(argument, test_case.name)) continue;
-    test::Compiled compiled(test_case.source, argument);
-    const std::string text = test::Joined(argument, " ", test_case.name, ": vector ", test_case.vector, " wide ",
+    if (!IsTaken(argument, test_case.name)) continue;
+    Compiled compiled(test_case.source, argument);
+    const std::string text = Joined(argument, " ", test_case.name, ": vector ", test_case.vector, " wide ",
       test_case.wide, " blocks ", test_case.blocks, " cluster ", test_case.cluster);
     compiled.Check(text);
     compiled.CheckLaunch(gpu, test_case.kernel, test_case.threads);
@@ -150,5 +151,5 @@ int main(int argc, char** argv) {
     if (argument == "sm_90") compiled.CheckWaits();
     CHECK_WITH(test_case.blocks > 0 && test_case.blocks % test_case.cluster == 0, text);
   }
-  return test::Summary();
+  return Summary();
 }

@@ -7,6 +7,7 @@
 #include "tests/native/kernel_main.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -43,9 +44,9 @@ std::string LackingOf(const std::string& architecture, const std::string& log) {
   const std::map<std::string, int64_t> threads = {{"scatter_few_narrow", 32}, {"sort_count", 512}, {"sort_pass", 512}};
   const std::map<std::string, int64_t> resident = {{"scatter_fused", 4}, {"scatter_few", 4}, {"scatter_fold", 2}};
   std::string lacking;
-  for (const std::string& kernel : test::Matches(log, "Compiling entry function '(\\w+)'")) {
+  for (const std::string& kernel : Matches(log, "Compiling entry function '(\\w+)'")) {
     const auto of = threads.find(kernel), on = resident.find(kernel);
-    lacking += test::Lacking(test::GpuOf(architecture), log, kernel, of == threads.end() ? 256 : of->second, 0,
+    lacking += Lacking(GpuOf(architecture), log, kernel, of == threads.end() ? 256 : of->second, 0,
       {on == resident.end() ? 1 : on->second});
   }
   return lacking;
@@ -56,7 +57,7 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
   const std::string reduction = std::to_string(int(problem.attributes.reduction));
   const std::string name = problem.name;
   const bool is_slice = name == "slice" && architecture == "sm_120";
-  if (!is_slice && !test::IsTaken(architecture, name + " " + NameOfOrt(type) + " " + reduction, 36)) return;
+  if (!is_slice && !IsTaken(architecture, name + " " + NameOfOrt(type) + " " + reduction, 24)) return;
   const ScatterShape shape = FitScatter(problem.attributes, problem.inputs);
   for (const ScatterAlgorithm algorithm :
     {ScatterAlgorithm::kAuto, ScatterAlgorithm::kSequential, ScatterAlgorithm::kParallel, ScatterAlgorithm::kSorting}) {
@@ -74,11 +75,11 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
             attributes, type, shape, choice, problem.is_int32, {problem.alignment, problem.alignment});
           const std::string source = ScatterSource(attributes, type, variant);
           if (!compiled.insert(source).second) continue;
-          const std::string text = test::Joined(architecture, " ", problem.name, " ", NameOfOrt(type), " reduction ",
-            int(attributes.reduction), " form ", int(choice.form), " owned ", choice.owned, choice.collects, " atomic ",
-            choice.atomic, " vector ", variant.vector, " whole ", variant.whole, " narrow ", variant.narrow, " wide ",
-            variant.wide);
-          test::Compiled kernels(source, architecture);
+          const std::string text =
+            Joined(architecture, " ", problem.name, " ", NameOfOrt(type), " reduction ", int(attributes.reduction),
+              " form ", int(choice.form), " owned ", choice.owned, choice.collects, " atomic ", choice.atomic,
+              " vector ", variant.vector, " whole ", variant.whole, " narrow ", variant.narrow, " wide ", variant.wide);
+          Compiled kernels(source, architecture);
           kernels.CheckRegisters(text);
           const std::string lacking = LackingOf(architecture, kernels.log());
           CHECK_WITH(lacking.empty(), lacking + kernels.variant());

@@ -6,6 +6,7 @@
 #include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
 
@@ -49,7 +50,7 @@ std::vector<Case> Cases() {
          {"float16", 2}, {"bfloat16", 2}, {"float", 4}, {"double", 8}, {"int32", 4}, {"uint64", 8}}) {
     const auto add = [&, type = dtype](const std::string& name, const std::string& program, const Shapes& inputs,
                        int vector, const std::string& modes, size_t groups = 1, bool aligned = true) {
-      cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, modes, groups, aligned});
+      cases.push_back({name + " " + type, Typed(program, type), inputs, vector, modes, groups, aligned});
     };
     const int most = 16 / size;
     add("everything", Summed("0 1 2"), {{64, 512, 1024}}, most, "along stream chunks");
@@ -95,9 +96,9 @@ std::string Modes(const SumConfig& config, const SumPieces& pieces) {
 int main(int argc, char** argv) {
   const std::string argument = argc == 2 ? argv[1] : "";
   const bool show = argument.rfind("sm_", 0) != 0;
-  const DeviceFacts &h200 = test::H200(), &gpu = show ? h200 : test::DeviceOf(argument);
+  const DeviceFacts &h200 = H200(), &gpu = show ? h200 : DeviceOf(argument);
   for (const Case& test_case : Cases()) {
-    if (show ? test_case.name != argument : !test::IsTaken(argument, test_case.name)) continue;
+    if (show ? test_case.name != argument : !IsTaken(argument, test_case.name)) continue;
     const SumProgram sums = SumProgram::Parse(test_case.program);
     const SumShape shape = FitSums(sums, test_case.inputs);
     const std::vector<SumGroup> groups = GroupSums(sums, shape, test_case.inputs);
@@ -109,17 +110,16 @@ int main(int argc, char** argv) {
         std::cout << source;
         continue;
       }
-      test::Compiled compiled(source, argument);
+      Compiled compiled(source, argument);
       const int threads = config.kept_threads * config.summed_threads;
       const auto cut = [&](const SumConfig& of, const DeviceFacts& on) {
-        const int64_t resident =
-          on.ResidentBlocks(of.kept_threads * of.summed_threads, test::Registers(compiled.log()), 0);
+        const int64_t resident = on.ResidentBlocks(of.kept_threads * of.summed_threads, Registers(compiled.log()), 0);
         return CutSums(groups[g], of, resident * on.multiprocessors);
       };
       const SumPieces pieces = cut(config, gpu);
-      const std::string text = test::Joined(argument, " ", test_case.name, " ", g, ": vector ", config.vector,
-        " items ", config.items, " threads ", config.kept_threads, "x", config.summed_threads, " modes '",
-        Modes(config, pieces), "' blocks ", pieces.kept_blocks, "x", pieces.chunks);
+      const std::string text = Joined(argument, " ", test_case.name, " ", g, ": vector ", config.vector, " items ",
+        config.items, " threads ", config.kept_threads, "x", config.summed_threads, " modes '", Modes(config, pieces),
+        "' blocks ", pieces.kept_blocks, "x", pieces.chunks);
       compiled.Check(text);
       if (argument == "sm_90") compiled.CheckWaits();
       // Every index has a piece, and no piece is empty but that of a sum of nothing.
@@ -135,5 +135,5 @@ int main(int argc, char** argv) {
         CHECK_WITH(config.vector == test_case.vector && Modes(known, cut(known, h200)) == test_case.modes, text);
     }
   }
-  return test::Summary();
+  return Summary();
 }
