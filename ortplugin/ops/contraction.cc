@@ -65,7 +65,7 @@ Contraction Contraction::WithMergedFrames() const {
     const bool is_whole = operand[axis] == full[axis] && operand[axis + 1] == full[axis + 1];
     if (!is_whole && operand[axis] * operand[axis + 1] != 1) return *this;
     operand[axis] *= operand[axis + 1];
-    operand.erase(operand.begin() + static_cast<std::ptrdiff_t>(axis) + 1);
+    operand.erase(operand.begin() + std::ptrdiff_t(axis) + 1);
   }
   if (is_of_frames) {
     merged.batch *= windows[0].size;

@@ -46,7 +46,7 @@ ORTPLUGIN_INLINE uint16_t FloatToHalf(float number) {
   const int32_t nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
   const int32_t finite = magnitude < (113 << 23) ? denormal : normal;
   const int32_t half = magnitude > 0x7f800000 ? nan : finite;
-  return static_cast<uint16_t>(uint32_t(half) | (bits >> 16 & 0x8000u));
+  return uint16_t(uint32_t(half) | (bits >> 16 & 0x8000u));
 }
 
 ORTPLUGIN_INLINE float BFloat16ToFloat(uint16_t number) { return BitCast<float>(uint32_t(number) << 16); }
@@ -55,7 +55,7 @@ ORTPLUGIN_INLINE uint16_t FloatToBFloat16(float number) {
   const uint32_t bits = BitCast<uint32_t>(number);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const uint32_t nan = bits >> 16 | 0x40u;
-  return static_cast<uint16_t>(int32_t(bits & 0x7fffffffu) > 0x7f800000 ? nan : rounded);
+  return uint16_t(int32_t(bits & 0x7fffffffu) > 0x7f800000 ? nan : rounded);
 }
 
 // The float next to `number` towards zero, with its last bit set if that is inexact ("round to odd"): rounding it

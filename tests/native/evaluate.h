@@ -26,7 +26,7 @@ bool PutFloating(ortplugin::DType dtype, Number number, unsigned char* element) 
     case DType::kBFloat16: return put(ortplugin::FloatToBFloat16(rounded()));
     case DType::kFloat: return put(float(number));
     case DType::kDouble: return put(double(number));
-    case DType::kBool: return put(static_cast<uint8_t>(number != 0));
+    case DType::kBool: return put(uint8_t(number != 0));
     default: return false;
   }
 }

@@ -41,7 +41,7 @@ std::string MessageInChild(const char* path) {
     setenv("ORTPLUGIN_CUDNN", path, 1);
     const std::string message = ErrorOf([] { cudnn::Version(); });
     const ssize_t written = write(ends[1], message.data(), message.size());
-    _exit(written == static_cast<ssize_t>(message.size()) ? 0 : 1);
+    _exit(written == ssize_t(message.size()) ? 0 : 1);
   }
   close(ends[1]);
   std::string message;

@@ -83,7 +83,7 @@ double HalfByDefinition(unsigned half) {
 void CheckHalves() {
   // Every half to float and back; the float between two neighbours goes to the even one, others to the nearer.
   for (unsigned bits = 0; bits < 65536; ++bits) {
-    const auto half = static_cast<uint16_t>(bits);
+    const auto half = uint16_t(bits);
     const float value = HalfToFloat(half);
     const double expected = HalfByDefinition(bits);
     CHECK(Same(double(value), expected));
@@ -101,7 +101,7 @@ void CheckHalves() {
     CHECK(RoundTo(DType::kFloat16, std::nextafter(wide, next * 2)) == HalfByDefinition(bits + 1));
   }
   for (unsigned bits = 0; bits < 65536; ++bits) {
-    const auto number = static_cast<uint16_t>(bits);
+    const auto number = uint16_t(bits);
     const float value = BFloat16ToFloat(number);
     CHECK(BitCast<uint32_t>(value) == bits << 16);
     const uint16_t back = FloatToBFloat16(value);
@@ -127,7 +127,7 @@ void CheckHalves() {
 // The vectorised loops agree with the functions, whatever the size and the alignment.
 void CheckLanes() {
   std::vector<uint16_t> all(65536 + 1);
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = uint16_t(i);
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const size_t offset : {size_t{0}, size_t{1}}) {
       for (const size_t count : {size_t{0}, size_t{1}, size_t{3}, size_t{511}, size_t{512}, size_t{65536}}) {
@@ -159,8 +159,8 @@ void CheckLanes() {
     FillLanes(dtype, one, 512, lanes.data());
     std::vector<unsigned char> elements(512 * SizeOf(dtype));
     StoreLanes(dtype, lanes.data(), 512, elements.data());
-    bool good = std::all_of(lanes.end() - static_cast<std::ptrdiff_t>(LaneSize(dtype)), lanes.end(),
-      [](unsigned char byte) { return byte == 0xee; });
+    bool good = std::all_of(
+      lanes.end() - std::ptrdiff_t(LaneSize(dtype)), lanes.end(), [](unsigned char byte) { return byte == 0xee; });
     for (size_t i = 0; i < 512; ++i) good &= GetElement(dtype, elements.data() + i * SizeOf(dtype)) == 1;
     CHECK_WITH(good, name);
   }
@@ -173,7 +173,7 @@ void CheckFlushing() {
   _mm_setcsr(before | 0x8040);
   std::vector<uint16_t> halves(1024), back(1024);
   std::vector<float> lanes(1024);
-  for (size_t i = 0; i < 1024; ++i) halves[i] = static_cast<uint16_t>(i);
+  for (size_t i = 0; i < 1024; ++i) halves[i] = uint16_t(i);
   LoadLanes(DType::kFloat16, halves.data(), 1024, lanes.data());
   StoreLanes(DType::kFloat16, lanes.data(), 1024, back.data());
   _mm_setcsr(before);
@@ -205,10 +205,10 @@ struct Reference {
 Real Sigmoid(Real x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
 Real Softplus(Real x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
 Real Elu(Real x, Real alpha) { return x > 0 ? x : alpha * std::expm1(x); }
-Real MinOf(Real a, Real b) { return std::isnan(a) || std::isnan(b) ? static_cast<Real>(kNaN) : std::fmin(a, b); }
-Real MaxOf(Real a, Real b) { return std::isnan(a) || std::isnan(b) ? static_cast<Real>(kNaN) : std::fmax(a, b); }
+Real MinOf(Real a, Real b) { return std::isnan(a) || std::isnan(b) ? Real(kNaN) : std::fmin(a, b); }
+Real MaxOf(Real a, Real b) { return std::isnan(a) || std::isnan(b) ? Real(kNaN) : std::fmax(a, b); }
 Real TanhArgument(Real x) { return std::sqrt(8 / std::acos(Real(-1))) * (x + Real(0.044715) * x * x * x); }
-Real Attribute(float value) { return static_cast<Real>(value); }
+Real Attribute(float value) { return Real(value); }
 
 // Sine and cosine as the evaluator has them: the C library's where the angle is large.
 template <int QUARTERS>
@@ -288,7 +288,7 @@ const std::vector<Reference>& Unary() {
       [](Real x, Real) { return 4 * std::fabs(TanhArgument(x)); }},
     // With literals, in either place.
     {"Add(a, 1.5)", X(x + Real(1.5)), 0.5},
-    {"Sub(-inf, a)", X(-static_cast<Real>(kInf) - x)},
+    {"Sub(-inf, a)", X(-Real(kInf) - x)},
     {"Mul(a, -0)", X(x * Real(-0.0))},
     {"Div(1, a)", X(1 / x), 0.5},
     {"Pow(a, 2)", X(x * x), 0.5},
@@ -300,8 +300,8 @@ const std::vector<Reference>& Unary() {
     {"Pow(0.75, a)", X(std::pow(Real(0.75), x)), 1, LANE(lane::Pow(0.75f, x))},
     {"Pow(-3, a)", X(std::pow(Real(-3), x)), 1, LANE(lane::Pow(-3.0f, x))},
     {"Clip(a, -1, 6)", X(MinOf(MaxOf(x, -1), 6)), kEitherZero},
-    {"Clip(a, nan, 6)", X(static_cast<Real>(kNaN) + 0 * x)},
-    {"Max(nan, a)", X(static_cast<Real>(kNaN) + 0 * x)},
+    {"Clip(a, nan, 6)", X(Real(kNaN) + 0 * x)},
+    {"Max(nan, a)", X(Real(kNaN) + 0 * x)},
     {"Mod<fmod=1>(a, 2.5)", X(std::fmod(x, Real(2.5)))},
     {"IsNaN(a)", X(std::isnan(x))},
     {"IsInf(a)", X(std::isinf(x))},
@@ -425,7 +425,7 @@ void CheckOperators() {
   for (int i = 0; i < 1100; ++i) ramp.push_back((i - 550) * 0.0173);
   Numbers reverse(ramp.rbegin(), ramp.rend());
   for (const size_t count : kCounts) {
-    const Numbers a(ramp.begin() + 7, ramp.begin() + 7 + static_cast<std::ptrdiff_t>(count));
+    const Numbers a(ramp.begin() + 7, ramp.begin() + 7 + std::ptrdiff_t(count));
     for (const char* dtype : kFloating) {
       for (const Reference& reference : Unary()) CheckReference(reference, dtype, a, reverse, count);
       for (const Reference& reference : Binary()) CheckReference(reference, dtype, a, reverse, count);
@@ -500,16 +500,16 @@ void CheckDense(const Reference& reference) {
       const float x = a[i];
       same &= BitCast<uint32_t>(y[i]) == BitCast<uint32_t>(reference.lane(x)) ||
         (std::isnan(y[i]) && std::isnan(reference.lane(x)));
-      const Real expected = reference.exact(static_cast<Real>(x), 0, 0);
+      const Real expected = reference.exact(Real(x), 0, 0);
       if (std::isnan(expected) || std::isnan(y[i])) {
         special &= std::isnan(expected) == std::isnan(y[i]);
       } else if (std::isinf(y[i])) {
-        special &= Same(double(float(expected)), double(y[i])) || std::fabs(expected) > static_cast<Real>(3.4028234e38);
+        special &= Same(double(float(expected)), double(y[i])) || std::fabs(expected) > Real(3.4028234e38);
       } else {
-        const Real difference = std::fabs(static_cast<Real>(y[i]) - expected);
-        const Real extra = HasTail(call) ? TailRoom(DType::kFloat, static_cast<Real>(x)) : 0;
+        const Real difference = std::fabs(Real(y[i]) - expected);
+        const Real extra = HasTail(call) ? TailRoom(DType::kFloat, Real(x)) : 0;
         const auto error = double(std::fmax(difference - extra, Real(0)) / Ulp(DType::kFloat, expected));
-        close &= error <= double(Allowed(reference, static_cast<Real>(x), expected));
+        close &= error <= double(Allowed(reference, Real(x), expected));
         if (error > worst) {
           worst = error;
           where = x;
@@ -583,15 +583,15 @@ template <typename T>
 void CheckReductions(DType dtype, long double unit) {
   for (const size_t count : {0, 1, 3, 31, 32, 33, 511, 512, 513, 5000}) {
     std::vector<T> lanes(count), scaled(count);
-    for (size_t i = 0; i < count; ++i) lanes[i] = static_cast<T>(1000 + std::sin(double(i)));
+    for (size_t i = 0; i < count; ++i) lanes[i] = T(1000 + std::sin(double(i)));
     long double sum = 0, squares = 0;
     for (const T x : lanes) sum += x;
-    const double mean = count == 0 ? 0 : double(static_cast<T>(sum / static_cast<long double>(count)));
+    const double mean = count == 0 ? 0 : double(T(sum / static_cast<long double>(count)));
     for (const T x : lanes) squares += (x - static_cast<long double>(mean)) * (x - static_cast<long double>(mean));
     CHECK(std::fabs(SumLanes(dtype, lanes.data(), count) - sum) <= 32 * unit * sum);
     CHECK(std::fabs(SumSquaredDeviations(dtype, lanes.data(), mean, count) - squares) <= 64 * unit * squares);
     NormalizeLanes(dtype, lanes.data(), mean, 3, count, scaled.data());
-    for (size_t i = 0; i < count; ++i) CHECK(scaled[i] == (lanes[i] - static_cast<T>(mean)) * static_cast<T>(3));
+    for (size_t i = 0; i < count; ++i) CHECK(scaled[i] == (lanes[i] - T(mean)) * T(3));
     if (count == 0) continue;
     lanes[count / 2] = std::numeric_limits<T>::quiet_NaN();
     CHECK(std::isnan(SumLanes(dtype, lanes.data(), count)));

@@ -53,19 +53,19 @@ Real CastTo(DType dtype, Real value) {
   switch (dtype) {
     case DType::kFloat16: return RoundTo(value, 11, -14, 65504);
     case DType::kBFloat16: return RoundTo(value, 8, -126, std::ldexp(Real(255), 120));
-    case DType::kFloat: return RoundTo(value, 24, -126, static_cast<Real>(std::numeric_limits<float>::max()));
-    case DType::kDouble: return RoundTo(value, 53, -1022, static_cast<Real>(std::numeric_limits<double>::max()));
+    case DType::kFloat: return RoundTo(value, 24, -126, Real(std::numeric_limits<float>::max()));
+    case DType::kDouble: return RoundTo(value, 53, -1022, Real(std::numeric_limits<double>::max()));
     case DType::kBool: return value != 0 ? 1 : 0;
     default: break;
   }
   if (std::isnan(value)) return 0;
-  return std::fmin(std::fmax(std::trunc(value), static_cast<Real>(Lowest(dtype))), static_cast<Real>(Highest(dtype)));
+  return std::fmin(std::fmax(std::trunc(value), Real(Lowest(dtype))), Real(Highest(dtype)));
 }
 
 // One element of a tensor, of a value that the dtype has.
 void PutElement(DType dtype, Real value, unsigned char* element) {
   if (test::PutFloating(dtype, value, element)) return;
-  const auto bits = uint64_t(static_cast<Wide>(value));
+  const auto bits = uint64_t(Wide(value));
   std::memcpy(element, &bits, SizeOf(dtype));
 }
 
@@ -74,7 +74,7 @@ Real GetElement(DType dtype, const unsigned char* element) {
   if (test::GetFloating(dtype, element, &value)) return value;
   uint64_t bits = 0;
   std::memcpy(&bits, element, SizeOf(dtype));
-  return static_cast<Real>(Wrap(dtype, static_cast<Wide>(bits)));
+  return Real(Wrap(dtype, Wide(bits)));
 }
 
 std::string Text(Real value) {
@@ -101,12 +101,12 @@ Reals Values(DType dtype) {
     }
   }
   for (int i = 0; i < 64; ++i) {
-    values.push_back(static_cast<Wide>(random() >> i));
-    values.push_back(-static_cast<Wide>(random() >> i));
+    values.push_back(Wide(random() >> i));
+    values.push_back(-Wide(random() >> i));
   }
   Reals in_range;
   for (const Wide value : values) {
-    if (value >= Lowest(dtype) && value <= Highest(dtype)) in_range.push_back(static_cast<Real>(value));
+    if (value >= Lowest(dtype) && value <= Highest(dtype)) in_range.push_back(Real(value));
   }
   return in_range;
 }
@@ -123,7 +123,7 @@ Wide Remainder(Wide a, Wide b) { return b == 0 ? 0 : a % b; }
 // Modulo 2^128: unsigned, for uint64's product overflows a signed one.
 Wide Product(Wide a, Wide b) {
   __extension__ typedef unsigned __int128 Unsigned;
-  return static_cast<Wide>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
+  return Wide(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
 }
 Wide Modulo(Wide a, Wide b) {
   const Wide remainder = Remainder(a, b);
@@ -195,8 +195,8 @@ void CheckReference(DType dtype, const Reference& reference, const Reals& a, con
   const Reals got = Evaluate(text, binary ? std::vector<Reals>{a, b} : std::vector<Reals>{a}, block);
   size_t wrong = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    const Wide exact = reference.exact(static_cast<Wide>(a[i]), static_cast<Wide>(b[i]), dtype);
-    const Real expected = static_cast<Real>(result == DType::kBool ? exact : Wrap(dtype, exact));
+    const Wide exact = reference.exact(Wide(a[i]), Wide(b[i]), dtype);
+    const Real expected = Real(result == DType::kBool ? exact : Wrap(dtype, exact));
     if (got[i] == expected) continue;
     if (++wrong < 3)
       std::printf("%s of %s, %s: %s\n", text.c_str(), Text(a[i]).c_str(), Text(b[i]).c_str(), Text(got[i]).c_str());
@@ -214,9 +214,9 @@ void CheckOperators() {
     if (SizeOf(dtype) == 1) {
       for (Wide a = Lowest(dtype); a <= Highest(dtype); ++a) {
         for (Wide b = Lowest(dtype); b <= Highest(dtype); ++b) {
-          if (!IsPairTaken(static_cast<Real>(b))) continue;
-          left.push_back(static_cast<Real>(a));
-          right.push_back(static_cast<Real>(b));
+          if (!IsPairTaken(Real(b))) continue;
+          left.push_back(Real(a));
+          right.push_back(Real(b));
         }
       }
     } else {
@@ -229,14 +229,14 @@ void CheckOperators() {
       }
       // Dividends next to a multiple of the divisor, where a rounded quotient would be off by one.
       for (int i = 0; i < 20000; ++i) {
-        const Wide b = Wrap(dtype, static_cast<Wide>(random() >> random() % 64));
+        const Wide b = Wrap(dtype, Wide(random() >> random() % 64));
         if (b == 0) continue;
-        const Wide a = Highest(dtype) / b * b - static_cast<Wide>(random() % 2);
-        left.push_back(static_cast<Real>(Wrap(dtype, a)));
-        right.push_back(static_cast<Real>(b));
+        const Wide a = Highest(dtype) / b * b - Wide(random() % 2);
+        left.push_back(Real(Wrap(dtype, a)));
+        right.push_back(Real(b));
       }
     }
-    const auto few = static_cast<std::ptrdiff_t>(std::min<size_t>(values.size(), 80));
+    const auto few = std::ptrdiff_t(std::min<size_t>(values.size(), 80));
     for (const Reference& reference : References()) {
       if (reference.call.rfind("BitShift", 0) == 0 && IsSigned(dtype)) continue;
       CheckReference(dtype, reference, left, right, kBlock);
@@ -251,7 +251,7 @@ void CheckOperators() {
       const bool negative = literal < 0;
       const std::string digits = std::to_string(uint64_t(negative ? -literal : literal));
       const std::string text = ProgramOf(dtype, "BitwiseXor(a, " + (negative ? "-" + digits : digits) + ")", dtype);
-      CHECK_WITH(Evaluate(text, {{0, 1}}) == (Reals{static_cast<Real>(literal), static_cast<Real>(literal ^ 1)}), text);
+      CHECK_WITH(Evaluate(text, {{0, 1}}) == (Reals{Real(literal), Real(literal ^ 1)}), text);
     }
   }
 }
@@ -293,8 +293,8 @@ void CheckPowers() {
       const bool binary = text.find(" b)") != std::string::npos;
       const Reals got = Evaluate(text, binary ? std::vector<Reals>{left, exponents} : std::vector<Reals>{left});
       for (size_t i = 0; i < left.size(); ++i) {
-        const Wide exact = Power(dtype, static_cast<Wide>(left[i]), static_cast<Wide>(exponents[i]));
-        const Real expected = static_cast<Real>(exact);
+        const Wide exact = Power(dtype, Wide(left[i]), Wide(exponents[i]));
+        const Real expected = Real(exact);
         const Real room = std::fabs(expected) < std::ldexp(Real(1), 53) ? 0 : std::fabs(expected) * 16e-16L;
         CHECK_WITH(std::fabs(got[i] - expected) <= room,
           text + " of " + Text(left[i]) + ", " + Text(exponents[i]) + " is " + Text(got[i]) + ", not " +
@@ -326,10 +326,10 @@ Reals ValuesOf(DType dtype) {
         candidates.push_back(value - off);
       }
     }
-    for (const Real edge : {static_cast<Real>(Highest(integer)), static_cast<Real>(Highest(integer)) + 1}) {
+    for (const Real edge : {Real(Highest(integer)), Real(Highest(integer)) + 1}) {
       for (const double near : {0.0, std::numeric_limits<double>::infinity()}) {
-        candidates.push_back(static_cast<Real>(std::nextafter(double(edge), near)));
-        candidates.push_back(static_cast<Real>(std::nextafter(float(edge), float(near))));
+        candidates.push_back(Real(std::nextafter(double(edge), near)));
+        candidates.push_back(Real(std::nextafter(float(edge), float(near))));
       }
     }
   }
@@ -347,8 +347,8 @@ void CheckCasts() {
         for (const Wide off : {-1, 0, 1}) {
           for (const int digits : {8, 24}) {
             const Wide halfway = (Wide{1} << bit) + (Wide{1} << (bit - digits));
-            values.push_back(static_cast<Real>(halfway + off));
-            values.push_back(static_cast<Real>(Wrap(from, -halfway + off)));
+            values.push_back(Real(halfway + off));
+            values.push_back(Real(Wrap(from, -halfway + off)));
           }
         }
       }
@@ -361,7 +361,7 @@ void CheckCasts() {
           Real expected = CastTo(to, values[i]);
           // Integers keep their low bits.
           if (IsInteger(to) && !IsFloating(from)) {
-            expected = static_cast<Real>(Wrap(to, static_cast<Wide>(values[i])));
+            expected = Real(Wrap(to, Wide(values[i])));
           }
           const bool same = std::isnan(expected)
             ? std::isnan(got[i])

@@ -278,7 +278,7 @@ void DiskHit() {
 
 void BinaryAndEmptyCode() {
   std::string every_byte;
-  for (int i = 0; i < 1024; ++i) every_byte.push_back(static_cast<char>(i * 7));
+  for (int i = 0; i < 1024; ++i) every_byte.push_back(char(i * 7));
   for (const std::string& code : {std::string(), every_byte}) {
     const KernelKey key = Key("code of " + std::to_string(code.size()));
     InProcess([&] { CHECK(*CachedKernel(key, [&] { return code; }, Warn) == code); });
@@ -337,7 +337,7 @@ void EveryByteFlipped() {
     for (size_t position = 0; position < whole.size(); ++position) {
       for (const int mask : {0x01, 0x80, 0xff}) {
         std::string altered = whole;
-        altered[position] = static_cast<char>(altered[position] ^ mask);
+        altered[position] = char(altered[position] ^ mask);
         Write(entry, altered);
         any = any || IsHit();
       }
@@ -349,7 +349,7 @@ void EveryByteFlipped() {
 }
 
 std::string WithSize(std::string bytes, size_t at, uint64_t size) {
-  for (size_t i = 0; i < 8; ++i) bytes[at + i] = static_cast<char>((size >> (8 * i)) & 0xff);
+  for (size_t i = 0; i < 8; ++i) bytes[at + i] = char((size >> (8 * i)) & 0xff);
   return bytes;
 }
 
@@ -367,7 +367,7 @@ void AbsurdSizes() {
     }
     // A terabyte more code than there was, and a header that agrees with it.
     Write(entry, WithSize(whole, 16, CodeOf(Key()).size() + kTerabyte));
-    CHECK(truncate(entry.c_str(), static_cast<off_t>(whole.size() + kTerabyte)) == 0);
+    CHECK(truncate(entry.c_str(), off_t(whole.size() + kTerabyte)) == 0);
     CHECK(!IsHit());
   });
 }

@@ -131,7 +131,7 @@ void TestOffsets() {
       Shape shape = full;
       for (int64_t& size : shape)
         if (below(2) == 0) size = 1;
-      shape.erase(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(below(shape.size() + 1)));
+      shape.erase(shape.begin(), shape.begin() + std::ptrdiff_t(below(shape.size() + 1)));
       shapes.push_back(shape);
     }
     const Axes axes = JoinAxes(full, shapes);

@@ -234,11 +234,11 @@ void TestMutations() {
       const size_t length = std::min(text.size() - at, random(12));
       switch (random(6)) {
         case 0: text.erase(at, length); break;
-        case 1: text.insert(at, 1, static_cast<char>(random(256))); break;
+        case 1: text.insert(at, 1, char(random(256))); break;
         case 2: text.insert(at, tokens[random(tokens.size())]); break;
         case 3: text.insert(random(text.size() + 1), text.substr(at, length)); break;
         case 4:
-          if (at < text.size()) text[at] = static_cast<char>(random(256));
+          if (at < text.size()) text[at] = char(random(256));
           break;
         default: text.replace(at, length, tokens[random(tokens.size())]);
       }

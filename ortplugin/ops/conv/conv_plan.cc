@@ -209,9 +209,8 @@ void ConvPlan::Run(
 
 void ConvPlan::RunCudnn(const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
   void* workspace, void* value) const {
-  const std::vector<void*> results(addresses.begin() + static_cast<std::ptrdiff_t>(inputs), addresses.end());
-  std::vector<const void*> operands(
-    addresses.begin() + kConvInputs, addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+  const std::vector<void*> results(addresses.begin() + std::ptrdiff_t(inputs), addresses.end());
+  std::vector<const void*> operands(addresses.begin() + kConvInputs, addresses.begin() + std::ptrdiff_t(inputs));
   if (value_result) value = results[*value_result];
   cudnn::Arguments arguments{};
   arguments.inputs[0] = addresses[0];

@@ -78,8 +78,8 @@ GradNode ReadNode(const Node& node) {
   grad.dilations = Numbers("dilations", node.ints_attribute("dilations"), 1, rank);
   grad.output_padding = Numbers("output_padding", node.ints_attribute("output_padding"), 0, rank);
   const Shape pads = Numbers("pads", node.ints_attribute("pads"), 0, 2 * rank);
-  grad.pads_begin.assign(pads.begin(), pads.begin() + static_cast<std::ptrdiff_t>(rank));
-  grad.pads_end.assign(pads.begin() + static_cast<std::ptrdiff_t>(rank), pads.end());
+  grad.pads_begin.assign(pads.begin(), pads.begin() + std::ptrdiff_t(rank));
+  grad.pads_end.assign(pads.begin() + std::ptrdiff_t(rank), pads.end());
   grad.data_algorithm = node.string_attribute("data_algorithm", "auto");
   grad.weight_algorithm = node.string_attribute("weight_algorithm", "auto");
   grad.weight_dtype = grad.dtype();
@@ -375,8 +375,8 @@ class CpuConvGrad : public Kernel {
     }
     const GradShape shape = FitGrad(node_, shapes);
     HostVector<char> memory;  // for dZ
-    const std::vector<Tensor> arguments(inputs.begin() + static_cast<std::ptrdiff_t>(operands), inputs.end());
-    const Shapes given(shapes.begin() + static_cast<std::ptrdiff_t>(operands), shapes.end());
+    const std::vector<Tensor> arguments(inputs.begin() + std::ptrdiff_t(operands), inputs.end());
+    const Shapes given(shapes.begin() + std::ptrdiff_t(operands), shapes.end());
     size_t next = 0;
     void* dx = node_.wants_x ? run.output(next++, shape.x, SizeOf(node_.dtype())) : nullptr;
     void* dw = node_.wants_w ? run.output(next++, shape.w, SizeOf(node_.weight_dtype)) : nullptr;
@@ -484,7 +484,7 @@ SumProgram GradNode::Sums() const {
 }
 
 GradShape FitGrad(const GradNode& node, const Shapes& inputs) {
-  const auto split = inputs.begin() + static_cast<std::ptrdiff_t>(node.operands());
+  const auto split = inputs.begin() + std::ptrdiff_t(node.operands());
   const Shape whole = Broadcast(Shapes(split, inputs.end()));
   if (whole.size() != node.rank() + 2)
     Fail("kernel_shape=", ToString(node.kernel), " has another rank than S, ", ToString(whole));

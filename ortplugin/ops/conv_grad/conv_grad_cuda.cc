@@ -97,7 +97,7 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
     auto plan = std::make_unique<ConvGradPlan>();
     plan->shape = FitGrad(node_, shapes);
     const GradShape& shape = plan->shape;
-    const Shapes given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
+    const Shapes given(shapes.begin() + std::ptrdiff_t(node_.operands()), shapes.end());
     plan->weight_engine = FindWeightGradEngine(node_, shape, shapes, device());
     const bool draws_in = plan->weight_engine && plan->weight_engine->draws_in;
     if (draws_in) {
@@ -147,9 +147,9 @@ class CudaConvGrad : public PlannedKernel<ConvGradPlan> {
       results.push_back(node_.wants_z ? addresses[next++] : z_memory);
       z = results[0];
     }
-    results.insert(results.end(), addresses.begin() + static_cast<std::ptrdiff_t>(next), addresses.end());
-    const std::vector<const void*> parameters(addresses.begin() + static_cast<std::ptrdiff_t>(operands),
-      addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+    results.insert(results.end(), addresses.begin() + std::ptrdiff_t(next), addresses.end());
+    const std::vector<const void*> parameters(
+      addresses.begin() + std::ptrdiff_t(operands), addresses.begin() + std::ptrdiff_t(inputs));
     const void* const x = node_.has_x ? addresses[0] : nullptr;
     const void* const w = node_.has_w ? addresses[operands - 1] : nullptr;
     if (draws_in) {

@@ -85,7 +85,7 @@ std::optional<WeightGradEngine> FindWeightGradEngine(
   const Program identity = Program::Parse("(" + name + " x) => (" + name + " x) {}");
   const Shape& small = node.transposed ? shape.x : shape.z;
   WeightGradEngine engine{};
-  const Shapes given(shapes.begin() + static_cast<std::ptrdiff_t>(node.operands()), shapes.end());
+  const Shapes given(shapes.begin() + std::ptrdiff_t(node.operands()), shapes.end());
   const Axes axes = JoinAxes(shape.z, given);
   engine.draws_in = !node.transposed && IsWeightGradProgram(node.program, axes, node.wants_b);
   engine.stores_z = engine.draws_in && node.stores_z() && (node.wants_x || node.wants_z);

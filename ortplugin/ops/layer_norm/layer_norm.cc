@@ -132,7 +132,7 @@ void FindMoments(
 
 template <typename T>
 void NormalizeColumns(const T* s, const double* mean, const double* scale, size_t count, T* normalized) {
-  for (size_t j = 0; j < count; ++j) normalized[j] = (s[j] - static_cast<T>(mean[j])) * static_cast<T>(scale[j]);
+  for (size_t j = 0; j < count; ++j) normalized[j] = (s[j] - T(mean[j])) * T(scale[j]);
 }
 
 class CpuLayerNorm : public Kernel {
@@ -383,7 +383,7 @@ Shape WithGroups(const NormProgram& norm, Shape shape, const Shape& full) {
   if (full[axis] % norm.groups != 0)
     Fail(norm.groups, " groups don't divide the axis ", axis, " of the shape ", ToString(full));
   length /= groups;
-  shape.insert(shape.begin() + static_cast<std::ptrdiff_t>(axis - lead), groups);
+  shape.insert(shape.begin() + std::ptrdiff_t(axis - lead), groups);
   return shape;
 }
 
@@ -399,7 +399,7 @@ std::vector<bool> IsReduced(const NormProgram& norm, const Shape& shape) {
     if (reduced[size_t(axis)]) Fail("axis ", axis, " is divided into groups and among the axes, too");
     reduced[size_t(axis)] = true;
   }
-  if (norm.groups > 0) reduced.insert(reduced.begin() + static_cast<std::ptrdiff_t>(AxisOf(norm, shape)), false);
+  if (norm.groups > 0) reduced.insert(reduced.begin() + std::ptrdiff_t(AxisOf(norm, shape)), false);
   return reduced;
 }
 
@@ -473,8 +473,8 @@ NormShape FitShapes(const NormProgram& norm, const Shapes& given) {
     access.outer = MakeAccess(access.dtype, inputs[i], fit.shape, begin[1]).outer;
   }
   const auto part = [&](size_t i) {
-    return ElementCount(Shape(grouped.begin() + static_cast<std::ptrdiff_t>(begin[i]),
-      grouped.begin() + static_cast<std::ptrdiff_t>(begin[i + 1])));
+    return ElementCount(
+      Shape(grouped.begin() + std::ptrdiff_t(begin[i]), grouped.begin() + std::ptrdiff_t(begin[i + 1])));
   };
   fit.outer = part(0), fit.height = part(1), fit.groups = part(2), fit.run = part(3);
   fit.rows = fit.outer * fit.height, fit.width = fit.groups * fit.run;

@@ -119,7 +119,7 @@ void MatMulPlan::Run(
   }
   if (!program) return product->Run(device, stream, addresses, rest);
   product->Run(device, stream, {addresses[0], addresses[1], value}, rest);
-  const auto outputs = addresses.begin() + static_cast<std::ptrdiff_t>(inputs);
+  const auto outputs = addresses.begin() + std::ptrdiff_t(inputs);
   std::vector<const void*> parameters(addresses.begin() + kMatMulInputs, outputs);
   parameters.insert(parameters.begin(), value);
   RunPointwise(*program, device, stream, parameters, {outputs, addresses.end()});

@@ -67,7 +67,7 @@ void Infer(ShapeContext& context) {
     if (inputs[i].type != ort::kUndefined) node.CheckInput(i, inputs[i].type);
   }
   if (node.norm_first) {
-    TensorTypes read, given(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(node.product.input_count()));
+    TensorTypes read, given(inputs.begin(), inputs.begin() + std::ptrdiff_t(node.product.input_count()));
     for (const size_t i : node.norm.prologue_operands.parameters)
       read.push_back(inputs[i == 0 ? 0 : node.product.input_count() + i - 1]);
     given[0] = Broadcast(read);
@@ -95,7 +95,7 @@ class CpuMatMulNorm : public Kernel {
       shapes.push_back(inputs[i].shape);
     }
     const Program &product = *node_.product.program, &program = node_.norm.program;
-    const auto split = inputs.begin() + static_cast<std::ptrdiff_t>(node_.product.input_count());
+    const auto split = inputs.begin() + std::ptrdiff_t(node_.product.input_count());
     if (node_.norm_first) return NormalizeFirst(run, shapes, inputs);
     const Shapes norm_shapes = node_.NormShapes(shapes);
     const Shape& full = norm_shapes[0];
@@ -135,7 +135,7 @@ class CpuMatMulNorm : public Kernel {
     for (const ValueId result : product.results())
       outputs.push_back(run.output(outputs.size(), full, SizeOf(product.value(result).dtype)));
     HostVector<char> normalized(size_t(ElementCount(shape.shape)) * SizeOf(dtype));
-    const auto split = inputs.begin() + static_cast<std::ptrdiff_t>(node_.product.input_count());
+    const auto split = inputs.begin() + std::ptrdiff_t(node_.product.input_count());
     std::vector<Tensor> of_norm(split, inputs.end());
     of_norm.insert(of_norm.begin(), inputs[0]);
     norm_.Run(run, shape, of_norm, {normalized.data()});
@@ -162,14 +162,14 @@ void MatMulNormNode::CheckInput(size_t input, ort::ElementType type) const {
 }
 
 Shapes MatMulNormNode::ProductShapes(const Shapes& shapes) const {
-  Shapes found(shapes.begin(), shapes.begin() + static_cast<std::ptrdiff_t>(product.input_count()));
+  Shapes found(shapes.begin(), shapes.begin() + std::ptrdiff_t(product.input_count()));
   if (norm_first) found[0] = FitShapes(norm, NormShapes(shapes)).shape;
   return found;
 }
 
 Shapes MatMulNormNode::NormShapes(const Shapes& shapes) const {
   Shapes found(values(), norm_first ? shapes[0] : product.Result(shapes[0], shapes[1]));
-  found.insert(found.end(), shapes.begin() + static_cast<std::ptrdiff_t>(product.input_count()), shapes.end());
+  found.insert(found.end(), shapes.begin() + std::ptrdiff_t(product.input_count()), shapes.end());
   return found;
 }
 

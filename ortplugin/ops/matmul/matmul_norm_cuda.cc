@@ -146,7 +146,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
   void LaunchNormFirst(
     const MatMulNormPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
     const size_t inputs = node_.product.input_count();
-    const auto at = [&](size_t index) { return addresses.begin() + static_cast<std::ptrdiff_t>(index); };
+    const auto at = [&](size_t index) { return addresses.begin() + std::ptrdiff_t(index); };
     std::vector<void*> all = addresses;
     if (plan.gate) {
       std::vector<void*> of_gate{all[0], all[kMatMulInputs]};
@@ -169,8 +169,8 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     const Contraction problem = WithRowsAsBatch(fit.contraction);
     if (fit.is_apart || problem.rows().size * problem.columns().size != 1) return std::nullopt;
     Contraction product = problem;
-    const auto split = problem.operands.begin() + static_cast<std::ptrdiff_t>(node_.product.input_count()) -
-      static_cast<std::ptrdiff_t>(kMatMulInputs);
+    const auto split =
+      problem.operands.begin() + std::ptrdiff_t(node_.product.input_count()) - std::ptrdiff_t(kMatMulInputs);
     product.operands.assign(problem.operands.begin(), split);
     const NormTail tail{&node_.norm, {split, problem.operands.end()}, node_.keeps_product};
     const Program& program = *node_.product.program;
@@ -195,13 +195,13 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     char* scratch) const override {
     if (node_.norm_first) return LaunchNormFirst(plan, stream, addresses, scratch);
     const size_t inputs = node_.product.input_count();
-    const auto at = [&](size_t index) { return addresses.begin() + static_cast<std::ptrdiff_t>(index); };
+    const auto at = [&](size_t index) { return addresses.begin() + std::ptrdiff_t(index); };
     std::vector<void*> values;
     for (const size_t offset : plan.offsets) values.push_back(scratch + offset);
     auto results = at(input_count());
     if (node_.keeps_product) {
-      values.assign(results, results + static_cast<std::ptrdiff_t>(node_.values()));
-      results += static_cast<std::ptrdiff_t>(node_.values());
+      values.assign(results, results + std::ptrdiff_t(node_.values()));
+      results += std::ptrdiff_t(node_.values());
     }
     if (plan.whole) {
       std::vector<void*> all(addresses.begin(), at(input_count()));

@@ -38,7 +38,7 @@ ORTPLUGIN_INLINE T Combine(T a, T b) {
     const T larger = a > b ? a : b;  // b where either is NaN
     return a != a ? a : larger;
   }
-  return static_cast<T>(a + b);
+  return T(a + b);
 }
 
 // ---- loops over lanes, for the vectors of the CPU at hand
@@ -167,8 +167,8 @@ class PoolSweep {
   int64_t RowCount(int64_t row) const { return Count(0, row / w_[1].out % w_[0].out) * Count(1, row % w_[1].out); }
 
   static void Divide(T* lanes, int64_t count, int64_t by) {
-    const T divisor = static_cast<T>(std::max<int64_t>(1, by));
-    for (int64_t i = 0; i < count; ++i) lanes[i] = static_cast<T>(lanes[i] / divisor);
+    const T divisor = T(std::max<int64_t>(1, by));
+    for (int64_t i = 0; i < count; ++i) lanes[i] = T(lanes[i] / divisor);
   }
 
   // Channels first: a row of pixels at a time. `lanes`: room for a row of the input and one of the output.
@@ -229,8 +229,8 @@ class PoolSweep {
   using Sum = std::conditional_t<is_max, T, double>;
 
   void Store(Sum total, T count, char* to) const {
-    T lane = static_cast<T>(total);
-    if constexpr (!is_max) lane = static_cast<T>(total / double(count));
+    T lane = T(total);
+    if constexpr (!is_max) lane = T(total / double(count));
     StoreLanes(dtype_, &lane, 1, to);
   }
 
@@ -251,7 +251,7 @@ class PoolSweep {
             total += SumLanes(dtype_, x, count);
           }
         }
-        Store(total, static_cast<T>(pixels), output_ + image * size_);
+        Store(total, T(pixels), output_ + image * size_);
       }
     });
   }
@@ -288,7 +288,7 @@ class PoolSweep {
         const Sum* const first = totals.data() + image * parts * shape_.inner + c;
         Sum total = first[0];
         for (int64_t p = 1; p < parts; ++p) total = Combine<is_max>(total, first[p * shape_.inner]);
-        Store(total, static_cast<T>(pixels), output_ + (image * shape_.inner + c) * size_);
+        Store(total, T(pixels), output_ + (image * shape_.inner + c) * size_);
       }
   }
 

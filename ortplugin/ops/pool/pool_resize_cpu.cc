@@ -147,7 +147,7 @@ class CpuResize : public Kernel {
     for (const Place& place : places) {
       const T *const low = blended + (place.low - first_out) * inner,
                      *const high = blended + (place.high - first_out) * inner;
-      const T weight = static_cast<T>(place.weight), rest = 1 - weight;
+      const T weight = T(place.weight), rest = 1 - weight;
       if (inner == 1) {
         *to = low == high ? *low : rest * *low + weight * *high;
       } else if (low == high) {

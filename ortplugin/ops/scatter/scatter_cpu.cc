@@ -104,8 +104,8 @@ ORTPLUGIN_INLINE T Fold(T a, T b) {
     return reduction == Reduction::kAdd ? a + b : a * b;
   } else {  // modulo 2^bits; small integers would be multiplied as signed ones
     using Wide = std::conditional_t<(sizeof(T) < 4), uint32_t, std::make_unsigned_t<T>>;
-    const auto x = static_cast<Wide>(a), y = static_cast<Wide>(b);
-    return static_cast<T>(reduction == Reduction::kAdd ? x + y : x * y);
+    const auto x = Wide(a), y = Wide(b);
+    return T(reduction == Reduction::kAdd ? x + y : x * y);
   }
 }
 

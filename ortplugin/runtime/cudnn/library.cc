@@ -169,7 +169,7 @@ HandleLoan::HandleLoan(const DeviceFacts& device, cuda::Stream stream) : ordinal
         if (free[i].stream == stream) best = i;
       handle_ = free[best].handle;
       set = free[best].stream;
-      free.erase(free.begin() + static_cast<std::ptrdiff_t>(best));
+      free.erase(free.begin() + std::ptrdiff_t(best));
     }
   }
   if (handle_ == nullptr) CheckStatus(Library().cudnnCreate(&handle_), "cudnnCreate");

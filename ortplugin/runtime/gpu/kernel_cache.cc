@@ -54,7 +54,7 @@ std::string Reason(int error) { return std::system_category().message(error); }
 // ---- bytes
 
 void AppendNumber(std::string* text, uint64_t number) {
-  for (int shift = 0; shift < 64; shift += 8) text->push_back(static_cast<char>((number >> shift) & 0xff));
+  for (int shift = 0; shift < 64; shift += 8) text->push_back(char((number >> shift) & 0xff));
 }
 
 uint64_t NumberAt(const char* bytes) {

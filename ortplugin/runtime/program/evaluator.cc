@@ -151,11 +151,10 @@ constexpr bool kIsSigned = std::is_integral_v<T> && std::is_signed_v<T>;
 // The dtypes whose loop runs a statement, of its last operand and its result. What two's complement makes the same for
 // signed and unsigned numbers runs as unsigned, and so does all that bool's bytes do.
 DType Unsigned(DType dtype) {
-  const auto number = static_cast<uint8_t>(dtype), first = static_cast<uint8_t>(DType::kInt8);
+  const auto number = uint8_t(dtype), first = uint8_t(DType::kInt8);
   if (dtype == DType::kBool) return DType::kUInt8;
-  return DType::kInt8 <= dtype && dtype <= DType::kInt64
-    ? static_cast<DType>(number - first + static_cast<uint8_t>(DType::kUInt8))
-    : dtype;
+  return DType::kInt8 <= dtype && dtype <= DType::kInt64 ? static_cast<DType>(number - first + uint8_t(DType::kUInt8))
+                                                         : dtype;
 }
 std::pair<DType, DType> Signless(Op op, DType from, DType to) {
   switch (op) {
@@ -190,7 +189,7 @@ template <typename T, typename A>
 ORTPLUGIN_INLINE void RunCastToInteger(const Job& job) {
   if constexpr (std::is_integral_v<A>) {
     if constexpr (std::is_unsigned_v<T> && (std::is_unsigned_v<A> || sizeof(T) > sizeof(A)))
-      return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return static_cast<T>(x); });
+      return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return T(x); });
   } else {
     return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return lane::Saturate<T>(x); });
   }
@@ -364,8 +363,8 @@ ORTPLUGIN_INLINE void RunFunction(const Job& job) {
 // Those of one operand, with attributes.
 template <typename T>
 ORTPLUGIN_INLINE void RunParametric(const Job& job) {
-  const T p = static_cast<T>(job.statement->attributes[0]);
-  const T q = static_cast<T>(job.statement->attributes[1]);
+  const T p = T(job.statement->attributes[0]);
+  const T q = T(job.statement->attributes[1]);
   switch (job.statement->op) {
     case Op::kLeakyRelu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::LeakyRelu(x, p); });
     case Op::kElu: return MapFloat<T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Elu(x, p); });
@@ -480,7 +479,7 @@ ORTPLUGIN_INLINE double SumOf(const void* lanes, size_t count) {
 
 template <typename T>
 ORTPLUGIN_INLINE double SquaresOf(const void* lanes, double mean, size_t count) {
-  const T centre = static_cast<T>(mean);
+  const T centre = T(mean);
   return Reduce(static_cast<const T*>(lanes), count,
     [centre](auto& sum, const auto& x) ORTPLUGIN_LANE { sum += (x - centre) * (x - centre); });
 }
@@ -489,7 +488,7 @@ template <typename T>
 ORTPLUGIN_INLINE void NormalizeOf(const void* lanes, double mean, double scale, size_t count, void* normalized) {
   const T* from = static_cast<const T*>(lanes);
   T* to = static_cast<T*>(normalized);
-  const T centre = static_cast<T>(mean), factor = static_cast<T>(scale);
+  const T centre = T(mean), factor = T(scale);
   ORTPLUGIN_EACH(T, T, to[i] = (from[i] - centre) * factor);
 }
 
@@ -742,7 +741,7 @@ Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements) :
     const std::vector<ValueId>& operands = steps_[step].operands;
     for (size_t i = 0; i < operands.size(); ++i) {
       const ValueId operand = operands[i];
-      const auto end = operands.begin() + static_cast<std::ptrdiff_t>(i);
+      const auto end = operands.begin() + std::ptrdiff_t(i);
       const bool is_repeated = std::find(operands.begin(), end, operand) != end;
       if (!kept[operand] && last_use[operand] == step && !is_repeated) {
         free[LaneSize(values[operand].dtype)].push_back(offsets_[operand]);

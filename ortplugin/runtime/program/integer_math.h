@@ -16,15 +16,15 @@ using Wide = std::conditional_t<(sizeof(T) < sizeof(uint32_t)), uint32_t, std::m
 
 template <typename T>
 ORTPLUGIN_INLINE T WrappingAdd(T a, T b) {
-  return static_cast<T>(static_cast<Wide<T>>(a) + static_cast<Wide<T>>(b));
+  return T(static_cast<Wide<T>>(a) + static_cast<Wide<T>>(b));
 }
 template <typename T>
 ORTPLUGIN_INLINE T WrappingSub(T a, T b) {
-  return static_cast<T>(static_cast<Wide<T>>(a) - static_cast<Wide<T>>(b));
+  return T(static_cast<Wide<T>>(a) - static_cast<Wide<T>>(b));
 }
 template <typename T>
 ORTPLUGIN_INLINE T WrappingMul(T a, T b) {
-  return static_cast<T>(static_cast<Wide<T>>(a) * static_cast<Wide<T>>(b));
+  return T(static_cast<Wide<T>>(a) * static_cast<Wide<T>>(b));
 }
 template <typename T>
 ORTPLUGIN_INLINE T WrappingNeg(T x) {
@@ -36,7 +36,7 @@ ORTPLUGIN_INLINE T IntegerAbs(T x) {
 }
 template <typename T>
 ORTPLUGIN_INLINE T IntegerSign(T x) {
-  return static_cast<T>(int(x > T(0)) - int(x < T(0)));
+  return T(int(x > T(0)) - int(x < T(0)));
 }
 template <typename T>
 ORTPLUGIN_INLINE T IntegerMin(T a, T b) {
@@ -51,7 +51,7 @@ ORTPLUGIN_INLINE T IntegerMax(T a, T b) {
 // itself, as by 1.
 template <typename T>
 ORTPLUGIN_INLINE T SafeDivisor(T a, T b) {
-  const bool overflows = std::is_signed_v<T> && a == std::numeric_limits<T>::min() && b == static_cast<T>(-1);
+  const bool overflows = std::is_signed_v<T> && a == std::numeric_limits<T>::min() && b == T(-1);
   return (b == T(0)) | overflows ? T(1) : b;
 }
 
@@ -61,11 +61,11 @@ ORTPLUGIN_INLINE T SafeDivisor(T a, T b) {
 template <typename T>
 ORTPLUGIN_INLINE T Quotient(T a, T b) {
   if constexpr (sizeof(T) <= 2) {
-    return static_cast<T>(int32_t(float(a) / float(b)));
+    return T(int32_t(float(a) / float(b)));
   } else if constexpr (sizeof(T) == 4 && std::is_signed_v<T>) {
-    return static_cast<T>(double(a) / double(b));
+    return T(double(a) / double(b));
   } else {
-    return static_cast<T>(a / b);
+    return T(a / b);
   }
 }
 template <typename T>
@@ -90,13 +90,13 @@ ORTPLUGIN_INLINE T Modulo(T a, T b) {
 template <typename T>
 ORTPLUGIN_INLINE T ShiftLeft(T x, T by) {
   constexpr T kBits = sizeof(T) * 8;
-  const T shifted = static_cast<T>(static_cast<Wide<T>>(x) << (by & (kBits - 1)));
+  const T shifted = T(static_cast<Wide<T>>(x) << (by & (kBits - 1)));
   return by < kBits ? shifted : T(0);
 }
 template <typename T>
 ORTPLUGIN_INLINE T ShiftRight(T x, T by) {
   constexpr T kBits = sizeof(T) * 8;
-  const T shifted = static_cast<T>(static_cast<Wide<T>>(x) >> (by & (kBits - 1)));
+  const T shifted = T(static_cast<Wide<T>>(x) >> (by & (kBits - 1)));
   return by < kBits ? shifted : T(0);
 }
 
@@ -107,7 +107,7 @@ inline double PowerOfIntegers(T x, T y) {
   if (y < T(0)) {
     if (x == T(0)) return std::numeric_limits<double>::infinity();
     if (x == T(1)) return 1;
-    return x == static_cast<T>(-1) ? ((y & T(1)) != T(0) ? -1 : 1) : 0;
+    return x == T(-1) ? ((y & T(1)) != T(0) ? -1 : 1) : 0;
   }
   double power = 1, square = base;
   for (auto left = static_cast<std::make_unsigned_t<T>>(y); left != 0; left = static_cast<decltype(left)>(left >> 1)) {
@@ -132,16 +132,16 @@ ORTPLUGIN_INLINE T Saturate(F x) {
   inside = is_large ? kLowest : inside;
   T whole;
   if constexpr (sizeof(T) <= 2) {
-    whole = static_cast<T>(int32_t(inside));
+    whole = T(int32_t(inside));
   } else if constexpr (std::is_signed_v<T>) {
-    whole = static_cast<T>(inside);
+    whole = T(inside);
   } else {
     // Through the signed type, which every machine converts to.
     constexpr F kHalf = kBeyond / 2;
     const bool is_upper = inside >= kHalf;
     const F lower = is_upper ? inside - kHalf : inside;
     const T upper = is_upper ? Limits::max() / 2 + 1 : 0;
-    whole = static_cast<T>(static_cast<std::make_signed_t<T>>(lower)) + upper;
+    whole = T(static_cast<std::make_signed_t<T>>(lower)) + upper;
   }
   whole = is_large ? Limits::max() : whole;
   return x != x ? T(0) : whole;

@@ -57,8 +57,8 @@ void BlockOperand::Prepare() {
   for (size_t i = axes_.count(); i-- > 0;) {
     is_suffix = is_suffix &&
       (strides_[i] == suffix ||
-        std::all_of(strides_.begin(), strides_.begin() + static_cast<std::ptrdiff_t>(i) + 1,
-          [](int64_t stride) { return stride == 0; }));
+        std::all_of(
+          strides_.begin(), strides_.begin() + std::ptrdiff_t(i) + 1, [](int64_t stride) { return stride == 0; }));
     if (strides_[i] != 0) elements *= axes_.sizes[i];
     suffix *= axes_.sizes[i];
   }

@@ -65,7 +65,7 @@ std::string EmitOffset(
 
 Access MakeAccess(DType dtype, const Shape& shape, const Shape& full, size_t axis) {
   const Shape strides = BroadcastStrides(shape, full);
-  const auto split = static_cast<std::ptrdiff_t>(axis);
+  const auto split = std::ptrdiff_t(axis);
   Access access{dtype, 1, {}, {}};
   for (size_t i = axis; i < full.size(); ++i) access.width *= full[i];
   access.outer = MakeTerms(Shape(full.begin(), full.begin() + split), Shape(strides.begin(), strides.begin() + split));

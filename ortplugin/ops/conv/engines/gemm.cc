@@ -250,7 +250,7 @@ Contraction WithTwoWindows(const Contraction& problem) {
     if (operand.size() > spatial + 2) return problem;
     operand.insert(operand.begin(), spatial + 2 - operand.size(), 1);
     const auto first = operand.begin() + (problem.channels_last ? 1 : 2);
-    const int64_t pixels = ElementCount(Shape(first, first + static_cast<std::ptrdiff_t>(spatial)));
+    const int64_t pixels = ElementCount(Shape(first, first + std::ptrdiff_t(spatial)));
     if (pixels != 1 && pixels != plane.columns().out) return problem;
     operand =
       problem.channels_last ? Shape{operand[0], 1, pixels, operand.back()} : Shape{operand[0], operand[1], 1, pixels};
