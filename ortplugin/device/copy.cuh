@@ -40,4 +40,9 @@ DEVICE void copy_async(unsigned to, const void* from, bool exists) {
 DEVICE void copy_async(void* to, const void* from, bool exists) {
   copy_async((unsigned)__cvta_generic_to_shared(to), from, exists);
 }
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+DEVICE void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 #endif

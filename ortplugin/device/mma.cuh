@@ -1,5 +1,5 @@
-// Matrix products of a warp on tensor cores (mma.sync, from sm_80 on), their matrices from shared memory (ldmatrix),
-// and groups of cp.async. MMA_TYPE is "f16" or "bf16", or "tf32" with the MMA_K of 32 bytes then.
+// Matrix products of a warp on tensor cores (mma.sync, from sm_80 on), their matrices from shared memory (ldmatrix).
+// MMA_TYPE is "f16" or "bf16", or "tf32" with the MMA_K of 32 bytes then.
 
 #ifndef MMA_K
 #define MMA_K "16"
@@ -28,10 +28,4 @@ DEVICE unsigned to_tf32(float x) {
   unsigned y;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
   return y;
-}
-
-DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-DEVICE void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }

@@ -4,11 +4,6 @@
 // and the octet o of row r stands at octet o ^ (r % 8); of fp32 they are 32 elements and their quads. Neither copies
 // nor tensor cores meet bank conflicts. `wgmma` and `wait_wgmma` are generated (wgmma.cc).
 
-DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-DEVICE void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
 // Makes what this thread wrote to shared memory visible to the tensor cores.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void sync_warpgroup(int warpgroup) { asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory"); }

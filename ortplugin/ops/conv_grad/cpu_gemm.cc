@@ -109,9 +109,9 @@ void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, in
 namespace {
 
 // Elements in the spatial dimensions of s, l or a filter.
-int64_t Count(const Contraction& contraction, int64_t Window::* size) {
+int64_t Count(const Contraction& problem, int64_t Window::* size) {
   int64_t count = 1;
-  for (const Window& window : contraction.windows) count *= window.*size;
+  for (const Window& window : problem.windows) count *= window.*size;
   return count;
 }
 
@@ -120,14 +120,13 @@ int64_t Count(const Contraction& contraction, int64_t Window::* size) {
 // Calls body(o, coordinates, count) for stretches of `count` elements of s along the last axis, o being the number of
 // the first and `coordinates` its index, that make up [first, first + total).
 template <typename Body>
-void ForStretches(const Contraction& contraction, int64_t first, int64_t total, const Body& body) {
-  const size_t rank = contraction.windows.size();
-  const int64_t row = contraction.windows.back().out;
+void ForStretches(const Contraction& problem, int64_t first, int64_t total, const Body& body) {
+  const size_t rank = problem.windows.size();
+  const int64_t row = problem.windows.back().out;
   std::vector<int64_t> at(rank);
   for (int64_t o = first; o < first + total;) {
     int64_t rest = o;
-    for (size_t axis = rank; axis-- > 0; rest /= contraction.windows[axis].out)
-      at[axis] = rest % contraction.windows[axis].out;
+    for (size_t axis = rank; axis-- > 0; rest /= problem.windows[axis].out) at[axis] = rest % problem.windows[axis].out;
     const int64_t count = std::min(row - at.back(), first + total - o);
     body(o, at, count);
     o += count;
@@ -137,19 +136,19 @@ void ForStretches(const Contraction& contraction, int64_t first, int64_t total, 
 // Calls body(k, start, from, to) for each kernel position k that a stretch's row meets: elements [from, to) of the
 // stretch meet those of l at start + element * stride. Positions that meet nothing have from == to.
 template <typename Body>
-void ForKernel(const Contraction& contraction, const std::vector<int64_t>& at, int64_t count, const Body& body) {
-  const size_t rank = contraction.windows.size();
-  const Window& last = contraction.windows.back();
-  const int64_t kernels = Count(contraction, &Window::kernel);
+void ForKernel(const Contraction& problem, const std::vector<int64_t>& at, int64_t count, const Body& body) {
+  const size_t rank = problem.windows.size();
+  const Window& last = problem.windows.back();
+  const int64_t kernels = Count(problem, &Window::kernel);
   std::vector<int64_t> position(rank);
   for (int64_t k = 0; k < kernels; ++k) {
     int64_t rest = k;
-    for (size_t axis = rank; axis-- > 0; rest /= contraction.windows[axis].kernel)
-      position[axis] = rest % contraction.windows[axis].kernel;
+    for (size_t axis = rank; axis-- > 0; rest /= problem.windows[axis].kernel)
+      position[axis] = rest % problem.windows[axis].kernel;
     int64_t offset = 0;
     bool inside = true;
     for (size_t axis = 0; axis + 1 < rank; ++axis) {
-      const Window& each = contraction.windows[axis];
+      const Window& each = problem.windows[axis];
       const int64_t place = at[axis] * each.stride + position[axis] * each.dilation - each.pad_begin;
       inside = inside && place >= 0 && place < each.size;
       offset = offset * each.size + place;
@@ -166,9 +165,9 @@ void ForKernel(const Contraction& contraction, const std::vector<int64_t>& at, i
 // Calls body(column, count, k, start, from, to) for each stretch of [first, first + total), whose elements have the
 // numbers from `column` on there, and for each kernel position; see ForKernel.
 template <typename Body>
-void ForMeetings(const Contraction& contraction, int64_t first, int64_t total, const Body& body) {
-  ForStretches(contraction, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
-    ForKernel(contraction, at, count,
+void ForMeetings(const Contraction& problem, int64_t first, int64_t total, const Body& body) {
+  ForStretches(problem, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
+    ForKernel(problem, at, count,
       [&](int64_t k, int64_t start, int64_t from, int64_t to) { body(o - first, count, k, start, from, to); });
   });
 }
@@ -176,9 +175,9 @@ void ForMeetings(const Contraction& contraction, int64_t first, int64_t total, c
 // columns[(c, k), o - first] of the channels [0, channels) of one image's group; zeros where s meets nothing.
 template <typename T>
 void FillColumns(
-  const Contraction& contraction, const T* large, int64_t channels, int64_t first, int64_t total, T* columns) {
-  const int64_t kernels = Count(contraction, &Window::kernel), image = Count(contraction, &Window::size),
-                stride = contraction.windows.back().stride;
+  const Contraction& problem, const T* large, int64_t channels, int64_t first, int64_t total, T* columns) {
+  const int64_t kernels = Count(problem, &Window::kernel), image = Count(problem, &Window::size),
+                stride = problem.windows.back().stride;
   const auto meet = [&](int64_t column, int64_t count, int64_t k, int64_t start, int64_t from, int64_t to) {
     for (int64_t c = 0; c < channels; ++c) {
       T* target = columns + (c * kernels + k) * total + column;
@@ -188,32 +187,32 @@ void FillColumns(
       std::fill(target + to, target + count, T{0});
     }
   };
-  ForMeetings(contraction, first, total, meet);
+  ForMeetings(problem, first, total, meet);
 }
 
 // The same transposed: rows[o - first, (c, k)].
 template <typename T>
-void FillRows(const Contraction& contraction, const T* large, int64_t first, int64_t total, T* rows) {
-  const int64_t kernels = Count(contraction, &Window::kernel), image = Count(contraction, &Window::size),
-                stride = contraction.windows.back().stride;
-  const int64_t width = contraction.group_channels() * kernels;
+void FillRows(const Contraction& problem, const T* large, int64_t first, int64_t total, T* rows) {
+  const int64_t kernels = Count(problem, &Window::kernel), image = Count(problem, &Window::size),
+                stride = problem.windows.back().stride;
+  const int64_t width = problem.group_channels() * kernels;
   std::fill(rows, rows + total * width, T{0});
   const auto meet = [&](int64_t column, int64_t, int64_t k, int64_t start, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
       const T* source = large + start + i * stride;
       T* target = rows + (column + i) * width + k;
-      for (int64_t c = 0; c < contraction.group_channels(); ++c) target[c * kernels] = source[c * image];
+      for (int64_t c = 0; c < problem.group_channels(); ++c) target[c * kernels] = source[c * image];
     }
   };
-  ForMeetings(contraction, first, total, meet);
+  ForMeetings(problem, first, total, meet);
 }
 
 // Adds columns to what they were taken from.
 template <typename T>
 void AddColumns(
-  const Contraction& contraction, const T* columns, int64_t channels, int64_t first, int64_t total, T* large) {
-  const int64_t kernels = Count(contraction, &Window::kernel), image = Count(contraction, &Window::size),
-                stride = contraction.windows.back().stride;
+  const Contraction& problem, const T* columns, int64_t channels, int64_t first, int64_t total, T* large) {
+  const int64_t kernels = Count(problem, &Window::kernel), image = Count(problem, &Window::size),
+                stride = problem.windows.back().stride;
   const auto meet = [&](int64_t column, int64_t, int64_t k, int64_t start, int64_t from, int64_t to) {
     for (int64_t c = 0; c < channels; ++c) {
       const T* source = columns + (c * kernels + k) * total + column;
@@ -221,13 +220,13 @@ void AddColumns(
       for (int64_t i = from; i < to; ++i) target[i * stride] += source[i];
     }
   };
-  ForMeetings(contraction, first, total, meet);
+  ForMeetings(problem, first, total, meet);
 }
 
 // Elements of s whose columns of `height` numbers make up a matrix that stays in the L2 cache.
-int64_t Block(const Contraction& contraction, int64_t height) {
+int64_t Block(const Contraction& problem, int64_t height) {
   constexpr int64_t kNumbers = 65536;
-  const int64_t count = Count(contraction, &Window::out);
+  const int64_t count = Count(problem, &Window::out);
   return std::clamp<int64_t>(kNumbers / std::max<int64_t>(1, height) / 32 * 32, 32, std::max<int64_t>(count, 32));
 }
 
@@ -236,86 +235,85 @@ constexpr int64_t kTasks = 16;  // about as many are worth while
 }  // namespace
 
 template <typename T>
-void Forward(
-  const Contraction& contraction, const T* large, const T* weight, T* small, const ParallelFor& parallel_for) {
-  const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
-                height = contraction.group_channels() * Count(contraction, &Window::kernel);
-  const int64_t block = Block(contraction, height), blocks = DivideUp(outputs, block);
-  parallel_for(size_t(contraction.batch * contraction.groups * blocks), [&](size_t task) {
+void Forward(const Contraction& problem, const T* large, const T* weight, T* small, const ParallelFor& parallel_for) {
+  const int64_t outputs = Count(problem, &Window::out), image = Count(problem, &Window::size),
+                height = problem.group_channels() * Count(problem, &Window::kernel);
+  const int64_t block = Block(problem, height), blocks = DivideUp(outputs, block);
+  parallel_for(size_t(problem.batch * problem.groups * blocks), [&](size_t task) {
     const int64_t number = int64_t(task), part = number / blocks, first = number % blocks * block;
     const int64_t count = std::min(block, outputs - first);
     HostVector<T> columns(size_t(height * count));
-    FillColumns(contraction, large + part * contraction.group_channels() * image, contraction.group_channels(), first,
-      count, columns.data());
-    T* target = small + part * contraction.group_filters() * outputs + first;
-    for (int64_t row = 0; row < contraction.group_filters(); ++row)
+    FillColumns(
+      problem, large + part * problem.group_channels() * image, problem.group_channels(), first, count, columns.data());
+    T* target = small + part * problem.group_filters() * outputs + first;
+    for (int64_t row = 0; row < problem.group_filters(); ++row)
       std::fill(target + row * outputs, target + row * outputs + count, T{0});
-    Multiply<T>(contraction.group_filters(), count, height,
-      weight + part % contraction.groups * contraction.group_filters() * height, height, 1, columns.data(), count,
-      target, outputs);
+    Multiply<T>(problem.group_filters(), count, height,
+      weight + part % problem.groups * problem.group_filters() * height, height, 1, columns.data(), count, target,
+      outputs);
   });
 }
 
 template <typename T>
 void DataGradient(
-  const Contraction& contraction, const T* small, const T* weight, T* large, const ParallelFor& parallel_for) {
-  const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
-                kernels = Count(contraction, &Window::kernel);
-  const int64_t height = contraction.group_channels() * kernels, parts = contraction.batch * contraction.groups;
+  const Contraction& problem, const T* small, const T* weight, T* large, const ParallelFor& parallel_for) {
+  const int64_t outputs = Count(problem, &Window::out), image = Count(problem, &Window::size),
+                kernels = Count(problem, &Window::kernel);
+  const int64_t height = problem.group_channels() * kernels, parts = problem.batch * problem.groups;
   // Where there are few images and groups, tasks share out the channels.
-  const int64_t channels = DivideUp(contraction.group_channels(),
-    std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, contraction.group_channels()));
-  const int64_t slices = DivideUp(contraction.group_channels(), channels);
+  const int64_t channels = DivideUp(
+    problem.group_channels(), std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, problem.group_channels()));
+  const int64_t slices = DivideUp(problem.group_channels(), channels);
   parallel_for(size_t(parts * slices), [&](size_t task) {
     const int64_t number = int64_t(task), part = number / slices, channel = number % slices * channels;
-    const int64_t width = std::min(channels, contraction.group_channels() - channel), rows = width * kernels;
-    T* target = large + (part * contraction.group_channels() + channel) * image;
+    const int64_t width = std::min(channels, problem.group_channels() - channel), rows = width * kernels;
+    T* target = large + (part * problem.group_channels() + channel) * image;
     std::fill(target, target + width * image, T{0});
-    const int64_t block = Block(contraction, rows);
+    const int64_t block = Block(problem, rows);
     HostVector<T> columns(size_t(rows * std::min(block, outputs)));
     for (int64_t first = 0; first < outputs; first += block) {
       const int64_t count = std::min(block, outputs - first);
       std::fill(columns.data(), columns.data() + rows * count, T{0});
-      Multiply<T>(rows, count, contraction.group_filters(),
-        weight + part % contraction.groups * contraction.group_filters() * height + channel * kernels, 1, height,
-        small + part * contraction.group_filters() * outputs + first, outputs, columns.data(), count);
-      AddColumns(contraction, columns.data(), width, first, count, target);
+      Multiply<T>(rows, count, problem.group_filters(),
+        weight + part % problem.groups * problem.group_filters() * height + channel * kernels, 1, height,
+        small + part * problem.group_filters() * outputs + first, outputs, columns.data(), count);
+      AddColumns(problem, columns.data(), width, first, count, target);
     }
   });
 }
 
 template <typename T>
 void WeightGradient(
-  const Contraction& contraction, const T* small, const T* large, double* weight, const ParallelFor& parallel_for) {
-  const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
-                height = contraction.group_channels() * Count(contraction, &Window::kernel);
+  const Contraction& problem, const T* small, const T* large, double* weight, const ParallelFor& parallel_for) {
+  const int64_t outputs = Count(problem, &Window::out), image = Count(problem, &Window::size),
+                height = problem.group_channels() * Count(problem, &Window::kernel);
   // Tasks share out groups and rows of w; where these are few, images too, whose sums are added afterwards.
   constexpr int64_t kTaskRows = 64;
-  const int64_t slices = DivideUp(contraction.group_filters(), kTaskRows);
+  const int64_t slices = DivideUp(problem.group_filters(), kTaskRows);
   const int64_t wanted =
-    std::clamp<int64_t>(kTasks / (contraction.groups * slices), 1, std::max<int64_t>(1, contraction.batch));
-  const int64_t images = DivideUp(std::max<int64_t>(1, contraction.batch), wanted),
-                chunks = DivideUp(contraction.batch, images);
-  const int64_t whole = contraction.filters * height;
+    std::clamp<int64_t>(kTasks / (problem.groups * slices), 1, std::max<int64_t>(1, problem.batch));
+  const int64_t images = DivideUp(std::max<int64_t>(1, problem.batch), wanted),
+                chunks = DivideUp(problem.batch, images);
+  const int64_t whole = problem.filters * height;
   std::fill(weight, weight + whole, 0.0);
-  if (contraction.batch == 0 || outputs == 0 || height == 0) return;
+  if (problem.batch == 0 || outputs == 0 || height == 0) return;
   HostVector<double> partial(size_t(whole * (chunks - 1)));
-  parallel_for(size_t(contraction.groups * slices * chunks), [&](size_t task) {
+  parallel_for(size_t(problem.groups * slices * chunks), [&](size_t task) {
     const int64_t number = int64_t(task), chunk = number % chunks;
     const int64_t slice = number / chunks % slices * kTaskRows, group = number / chunks / slices;
-    const int64_t rows = std::min(kTaskRows, contraction.group_filters() - slice), block = Block(contraction, height);
+    const int64_t rows = std::min(kTaskRows, problem.group_filters() - slice), block = Block(problem, height);
     double* totals = chunk == 0 ? weight : partial.data() + (chunk - 1) * whole;
-    totals += (group * contraction.group_filters() + slice) * height;
+    totals += (group * problem.group_filters() + slice) * height;
     HostVector<T> columns(size_t(std::min(block, outputs) * height));
     HostVector<T> sums(size_t(rows * height));
-    for (int64_t n = chunk * images; n < std::min(contraction.batch, (chunk + 1) * images); ++n) {
-      const int64_t part = n * contraction.groups + group;
+    for (int64_t n = chunk * images; n < std::min(problem.batch, (chunk + 1) * images); ++n) {
+      const int64_t part = n * problem.groups + group;
       for (int64_t first = 0; first < outputs; first += block) {
         const int64_t count = std::min(block, outputs - first);
-        FillRows(contraction, large + part * contraction.group_channels() * image, first, count, columns.data());
+        FillRows(problem, large + part * problem.group_channels() * image, first, count, columns.data());
         std::fill(sums.begin(), sums.end(), T{0});
-        Multiply<T>(rows, height, count, small + (part * contraction.group_filters() + slice) * outputs + first,
-          outputs, 1, columns.data(), height, sums.data(), height);
+        Multiply<T>(rows, height, count, small + (part * problem.group_filters() + slice) * outputs + first, outputs, 1,
+          columns.data(), height, sums.data(), height);
         for (int64_t i = 0; i < rows * height; ++i) totals[i] += double(sums[size_t(i)]);
       }
     }

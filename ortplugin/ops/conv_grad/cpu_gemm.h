@@ -25,14 +25,13 @@ void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, in
 
 // T: float or double. Every element of the result is written. Sums run in an order that the shapes alone decide.
 template <typename T>
-void Forward(
-  const Contraction& contraction, const T* large, const T* weight, T* small, const ParallelFor& parallel_for);
+void Forward(const Contraction& problem, const T* large, const T* weight, T* small, const ParallelFor& parallel_for);
 template <typename T>
 void DataGradient(
-  const Contraction& contraction, const T* small, const T* weight, T* large, const ParallelFor& parallel_for);
+  const Contraction& problem, const T* small, const T* weight, T* large, const ParallelFor& parallel_for);
 // Accumulates in double beyond a block.
 template <typename T>
 void WeightGradient(
-  const Contraction& contraction, const T* small, const T* large, double* weight, const ParallelFor& parallel_for);
+  const Contraction& problem, const T* small, const T* large, double* weight, const ParallelFor& parallel_for);
 
 }  // namespace ortplugin

@@ -1,4 +1,4 @@
-// The CUDA C++ files, embedded in the library when it is built (cmake/embed.cmake).
+// The CUDA C++ files, embedded in the library when it is built: cmake/kernels.cmake says which file each is.
 #pragma once
 
 #include <cstdint>
@@ -15,46 +15,46 @@ inline std::string Defines(std::initializer_list<std::pair<const char*, int64_t>
   return text;
 }
 
-extern const char kCommonSource[];  // device/common.cuh
-extern const char kPointwiseSource[];  // device/pointwise.cuh
-extern const char kLayerNormSource[];  // ops/layer_norm/layer_norm.cu
-extern const char kNormTilesSource[];  // ops/layer_norm/norm_tiles.cu
-extern const char kFusedPointwiseSource[];  // ops/pointwise/pointwise.cu
-extern const char kConvDirectSource[];  // ops/conv/engines/direct.cu
-extern const char kConvGradSource[];  // ops/conv_grad/conv_grad.cu
-extern const char kWeightGradSource[];  // ops/conv_grad/weight_grad.cu
-extern const char kSumToSource[];  // ops/sum_to/sum_to.cu
-extern const char kPoolSource[];  // ops/pool/pool.cu
-extern const char kResizeSource[];  // ops/pool/pool_resize.cu
-extern const char kLstmSource[];  // ops/lstm/lstm.cu
-extern const char kScatterSource[];  // ops/scatter/scatter.cu
-extern const char kScatterSortSource[];  // ops/scatter/scatter_sort.cu
-extern const char kTransposeSource[];  // ops/transpose/transpose.cu
-extern const char kCopySource[];  // device/copy.cuh
-extern const char kDepthwiseSource[];  // ops/conv/engines/depthwise.cu
-extern const char kGroupedSource[];  // ops/conv/engines/grouped.cu
-extern const char kStemSource[];  // ops/conv/engines/stem.cu
-extern const char kConv1x1Source[];  // ops/conv/engines/conv_1x1.cu
-extern const char kWgmmaSource[];  // device/wgmma.cuh
-extern const char kGemmSource[];  // ops/conv/engines/gemm.cu
-extern const char kGemmNormSource[];  // ops/conv/engines/gemm_norm.cuh
-extern const char kGemmEpilogueSource[];  // device/gemm_epilogue.cuh
-extern const char kNchwFewSource[];  // ops/conv/engines/nchw_few.cu
-extern const char kNchwGemmSource[];  // ops/conv/engines/nchw_gemm.cu
-extern const char kClusterSource[];  // device/cluster.cuh
-extern const char kTmaSource[];  // device/tma.cuh
-extern const char kSplitKSource[];  // ops/conv/engines/split_k.cu
-extern const char kGemvSource[];  // ops/conv/engines/gemv.cu
-extern const char kPixelShuffleSource[];  // ops/conv/engines/pixel_shuffle.cu
-extern const char kFewOutputChannelsSource[];  // ops/conv/engines/few_output_channels.cu
-extern const char kPolyphaseSource[];  // ops/conv/engines/polyphase.cu
-extern const char kMmaSource[];  // device/mma.cuh
-extern const char kSoftmaxSource[];  // ops/attention/engines/softmax.cuh
-extern const char kAttentionRowsSource[];  // ops/attention/engines/rows.cuh
-extern const char kDecodeSource[];  // ops/attention/engines/decode.cu
-extern const char kPresentSource[];  // ops/attention/engines/present.cu
-extern const char kFlashSource[];  // ops/attention/engines/flash.cu
-extern const char kFlashWgmmaSource[];  // ops/attention/engines/flash_wgmma.cu
-extern const char kAttentionSimtSource[];  // ops/attention/engines/simt.cu
+extern const char kCommonSource[];
+extern const char kPointwiseSource[];
+extern const char kLayerNormSource[];
+extern const char kNormTilesSource[];
+extern const char kFusedPointwiseSource[];
+extern const char kConvDirectSource[];
+extern const char kConvGradSource[];
+extern const char kWeightGradSource[];
+extern const char kSumToSource[];
+extern const char kPoolSource[];
+extern const char kResizeSource[];
+extern const char kLstmSource[];
+extern const char kScatterSource[];
+extern const char kScatterSortSource[];
+extern const char kTransposeSource[];
+extern const char kCopySource[];
+extern const char kDepthwiseSource[];
+extern const char kGroupedSource[];
+extern const char kStemSource[];
+extern const char kConv1x1Source[];
+extern const char kWgmmaSource[];
+extern const char kGemmSource[];
+extern const char kGemmNormSource[];
+extern const char kGemmEpilogueSource[];
+extern const char kNchwFewSource[];
+extern const char kNchwGemmSource[];
+extern const char kClusterSource[];
+extern const char kTmaSource[];
+extern const char kSplitKSource[];
+extern const char kGemvSource[];
+extern const char kPixelShuffleSource[];
+extern const char kFewOutputChannelsSource[];
+extern const char kPolyphaseSource[];
+extern const char kMmaSource[];
+extern const char kSoftmaxSource[];
+extern const char kAttentionRowsSource[];
+extern const char kDecodeSource[];
+extern const char kPresentSource[];
+extern const char kFlashSource[];
+extern const char kFlashWgmmaSource[];
+extern const char kAttentionSimtSource[];
 
 }  // namespace ortplugin

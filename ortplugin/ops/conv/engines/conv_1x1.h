@@ -16,7 +16,6 @@ struct Conv1x1Config {
 };
 
 bool FitsConv1x1(const Program& program, const Contraction& problem, const DeviceFacts& device);
-// Whether it is known to be faster than cuDNN.
 bool IsConv1x1Fast(const Program& program, const Contraction& problem, const DeviceFacts& device);
 Conv1x1Config ConfigureConv1x1(const Program& program, const Contraction& problem, const DeviceFacts& device);
 std::string Conv1x1Source(const Program& program, const Contraction& problem, const Conv1x1Config& config);

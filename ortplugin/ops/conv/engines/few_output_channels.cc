@@ -161,7 +161,7 @@ std::string FewOutputChannelsSource(
     Defines({{"CHUNK", config.chunk}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w}, {"WARPS", config.warps},
       {"PARTS", config.parts}, {"VECTOR", config.vector}, {"MIN_BLOCKS", config.min_blocks},
       {"UNROLL", k_steps <= 32 ? k_steps : 4}}),
-    "\n", kFewOutputChannelsSource);
+    "\n", kMmaSource, kFewOutputChannelsSource);
 }
 
 cuda::LaunchShape FewOutputChannelsLaunch(

@@ -166,16 +166,9 @@ DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, c
       const storage_t* from = part + at[p] + place + (lane >= 16 ? step : 0);
       if (2 * i + 1 >= OCTETS && lane >= 16) from = (const storage_t*)zeros;
       unsigned left[4];
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(left[0]), "=r"(left[1]), "=r"(left[2]), "=r"(left[3])
-        : "r"((unsigned)__cvta_generic_to_shared(from))
-        : "memory");
+      load_matrices(left, from);
 #pragma unroll
-      for (int g = 0; g < GROUPS; ++g)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
-            ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(sums[p][g][0]), "+f"(sums[p][g][1]), "+f"(sums[p][g][2]), "+f"(sums[p][g][3])
-          : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(weights[g].x), "r"(weights[g].y));
+      for (int g = 0; g < GROUPS; ++g) mma(sums[p][g], left, weights[g].x, weights[g].y);
     }
   }
 }

@@ -20,7 +20,6 @@ struct GemmConfig {
 };
 
 bool FitsGemm(const Program& program, const Contraction& problem, const DeviceFacts& device);
-// Whether it is known to be faster than a library's engine.
 bool IsGemmFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
 GemmConfig ConfigureGemm(const Contraction& problem, const DeviceFacts& device);
 std::string GemmSource(

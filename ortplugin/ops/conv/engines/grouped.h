@@ -6,7 +6,6 @@
 namespace ortplugin {
 
 bool FitsGrouped(const Program& program, const Contraction& problem, const DeviceFacts& device);
-// Whether it is known to be faster than cuDNN.
 bool IsGroupedFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
 // Nothing where no tile fits the GPU's shared memory.
 std::optional<EngineKernel> MakeGrouped(const Program& program, const Contraction& problem, const DeviceFacts& device);

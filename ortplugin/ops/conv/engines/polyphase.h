@@ -15,7 +15,6 @@ struct PolyphaseConfig {
 };
 
 bool FitsPolyphase(const Program& program, const Contraction& problem, const DeviceFacts& device);
-// Whether it is known to be faster than cuDNN.
 bool IsPolyphaseFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
 PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const DeviceFacts& device);
 std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config);

@@ -18,7 +18,6 @@ struct SplitKConfig {
 int64_t RoomForClusters(int blocks, const DeviceFacts& device);
 
 bool FitsSplitK(const Program& program, const Contraction& problem, const DeviceFacts& device);
-// Whether it is known to be faster than cuDNN.
 bool IsSplitKFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
 SplitKConfig ConfigureSplitK(const Contraction& problem, const DeviceFacts& device);
 std::string SplitKSource(const Program& program, const Contraction& problem, const SplitKConfig& config);

@@ -131,7 +131,7 @@ std::string StemSource(const Program& program, const Contraction& problem, const
     Defines(
       {{"WARP_FILTERS", config.filters}, {"WARPS", config.warps}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w},
         {"BUFFERS", config.buffers}, {"PARTS", config.parts}, {"MIN_BLOCKS", config.min_blocks}}),
-    "\n", kStemSource);
+    "\n", kMmaSource, kStemSource);
 }
 
 cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const DeviceFacts& device) {

@@ -39,13 +39,6 @@
 // Two neighbours, as the tensor cores take them.
 DEVICE unsigned join(storage_t low, storage_t high) { return (unsigned)low.bits | (unsigned)high.bits << 16; }
 
-DEVICE void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
-      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-    : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // The line of the kernel that a quarter of a warp has in a slot, and the number of the pair in that line.
 DEVICE constexpr int line_of(int slot, int quarter) { return PACKED ? (slot * 4 + quarter) / PAIRS : slot / SLOTS; }
 DEVICE constexpr int pair_of(int slot, int quarter) {

@@ -16,7 +16,6 @@ struct StemConfig {
 };
 
 bool FitsStem(const Program& program, const Contraction& problem, const DeviceFacts& device);
-// Whether it is known to be faster than cuDNN.
 bool IsStemFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
 StemConfig ConfigureStem(const Program& program, const Contraction& problem, const DeviceFacts& device);
 std::string StemSource(const Program& program, const Contraction& problem, const StemConfig& config);
