@@ -15,12 +15,11 @@ struct Conv1x1Config {
   bool prefetches_operands;  // operands of pixels are read while the tensor cores work, not after them
 };
 
-bool FitsConv1x1(const Program& program, const Contraction& problem, const DeviceFacts& device);
-bool IsConv1x1Fast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsConv1x1, IsConv1x1Fast;
 Conv1x1Config ConfigureConv1x1(const Program& program, const Contraction& problem, const DeviceFacts& device);
 std::string Conv1x1Source(const Program& program, const Contraction& problem, const Conv1x1Config& config);
 cuda::LaunchShape Conv1x1Launch(const Contraction& problem, const Conv1x1Config& config, const DeviceFacts& device);
 
-EngineKernel MakeConv1x1(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineMake MakeConv1x1;
 
 }  // namespace ortplugin

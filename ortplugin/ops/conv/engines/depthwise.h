@@ -14,11 +14,11 @@ struct DepthwiseConfig {
   bool float_weights;  // weights are fp32 in shared memory
 };
 
-bool FitsDepthwise(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsDepthwise;
 DepthwiseConfig ConfigureDepthwise(const Program& program, const Contraction& problem, const DeviceFacts& device);
 std::string DepthwiseSource(const Program& program, const Contraction& problem, const DepthwiseConfig& config);
 cuda::LaunchShape DepthwiseLaunch(const Contraction& problem, const DepthwiseConfig& config);
 
-EngineKernel MakeDepthwise(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineMake MakeDepthwise;
 
 }  // namespace ortplugin

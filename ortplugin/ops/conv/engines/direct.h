@@ -42,8 +42,7 @@ std::vector<uint64_t> DirectArguments(
 cuda::LaunchShape DirectLaunch(const DirectConfig& config, const DeviceFacts& gpu);
 
 // The engine's line in the table. MakeDirect: empty where no tile fits the memory of a block.
-bool FitsDirect(const Program& program, const Contraction& problem, const DeviceFacts& device);
-bool IsDirectFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
-std::optional<EngineKernel> MakeDirect(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsDirect, IsDirectFast;
+EngineTry MakeDirect;
 
 }  // namespace ortplugin

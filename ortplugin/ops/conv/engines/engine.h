@@ -32,16 +32,21 @@
 
 namespace ortplugin {
 
-// A line of the table. `program` has one parameter, the convolution's value, and one more for each of problem.operands.
+// The functions of a line of the table, as which the engines' headers declare theirs. `program` has one parameter, the
+// convolution's value, and one more for each of problem.operands.
+using EngineTest = bool(const Program& program, const Contraction& problem, const DeviceFacts& device);
+using EngineMake = EngineKernel(const Program& program, const Contraction& problem, const DeviceFacts& device);
+// Empty where no tile configuration fits the GPU's memory.
+using EngineTry = std::optional<EngineKernel>(
+  const Program& program, const Contraction& problem, const DeviceFacts& device);
+
 struct Engine {
   const char* name;
-  // Whether its kernel computes this problem on this GPU.
-  bool (*fits)(const Program& program, const Contraction& problem, const DeviceFacts& device);
+  EngineTest* fits;  // whether its kernel computes this problem on this GPU
   // Whether it is known to be faster than a library's engine there, where it fits: measured on that GPU (target.h), or
   // better by construction, which the line's reason says.
-  bool (*beats_library)(const Program& program, const Contraction& problem, const DeviceFacts& device);
-  // Empty where no tile configuration fits the GPU's memory.
-  std::optional<EngineKernel> (*make)(const Program& program, const Contraction& problem, const DeviceFacts& device);
+  EngineTest* beats_library;
+  EngineTry* make;
   const char* reason;  // what it is for, why it stands where it stands, and why it is the fastest
 };
 

@@ -15,7 +15,7 @@ struct FewOutputChannelsConfig {
   int min_blocks;  // that a multiprocessor should hold
 };
 
-bool FitsFewOutputChannels(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsFewOutputChannels;
 FewOutputChannelsConfig ConfigureFewOutputChannels(
   const Program& program, const Contraction& problem, const DeviceFacts& device);
 std::string FewOutputChannelsSource(
@@ -23,6 +23,6 @@ std::string FewOutputChannelsSource(
 cuda::LaunchShape FewOutputChannelsLaunch(
   const Contraction& problem, const FewOutputChannelsConfig& config, const DeviceFacts& device);
 
-EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineMake MakeFewOutputChannels;
 
 }  // namespace ortplugin

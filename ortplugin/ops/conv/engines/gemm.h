@@ -19,8 +19,7 @@ struct GemmConfig {
   int tile_m() const { return take_turns ? 128 : 64 * consumers; }
 };
 
-bool FitsGemm(const Program& program, const Contraction& problem, const DeviceFacts& device);
-bool IsGemmFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsGemm, IsGemmFast;
 GemmConfig ConfigureGemm(const Contraction& problem, const DeviceFacts& device);
 std::string GemmSource(
   const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail = nullptr);
@@ -37,7 +36,7 @@ Contraction WithTwoWindows(const Contraction& problem);
 // kernel for all numbers of rows.
 Contraction WithRowsAsBatch(const Contraction& problem);
 
-EngineKernel MakeGemm(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineMake MakeGemm;
 
 // One kernel for a product and a norm of its rows, which `problem` has as its batch (WithRowsAsBatch): each cluster, of
 // up to `most_cluster` blocks, has one tile of whole rows. Empty where that is not computed, where more tiles than the

@@ -13,15 +13,15 @@ struct GemvConfig {
   int threads;  // of a block
 };
 
-bool FitsGemv(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsGemv;
 // Whether it is known to be faster than a GEMM.
-bool IsGemvFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest IsGemvFast;
 GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const DeviceFacts& device);
 std::string GemvSource(
   const Program& program, const Contraction& problem, const GemvConfig& config, const NormTail* norm = nullptr);
 cuda::LaunchShape GemvLaunch(const Contraction& problem, const GemvConfig& config);
 
-EngineKernel MakeGemv(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineMake MakeGemv;
 // With a norm of X; none where its threads could not hold their parts of the rows.
 std::optional<EngineKernel> MakeGemvNorm(
   const Program& program, const Contraction& problem, const NormTail& norm, const DeviceFacts& device);

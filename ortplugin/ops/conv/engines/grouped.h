@@ -5,9 +5,8 @@
 
 namespace ortplugin {
 
-bool FitsGrouped(const Program& program, const Contraction& problem, const DeviceFacts& device);
-bool IsGroupedFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsGrouped, IsGroupedFast;
 // Nothing where no tile fits the GPU's shared memory.
-std::optional<EngineKernel> MakeGrouped(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTry MakeGrouped;
 
 }  // namespace ortplugin

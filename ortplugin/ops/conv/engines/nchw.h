@@ -12,16 +12,16 @@ namespace ortplugin {
 std::optional<Contraction> WithPixelsLast(const Contraction& problem);
 
 // Of few channels and filters, on CUDA cores: memory-bound.
-bool FitsNchwFew(const Program& program, const Contraction& problem, const DeviceFacts& device);
-EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsNchwFew;
+EngineMake MakeNchwFew;
 
 // Of more, on Hopper's tensor cores.
 struct NchwGemmConfig {
   int tile_n;  // pixels of a tile: 64 or 128
   int consumers;  // warpgroups of a block, each with 64 filters
 };
-bool FitsNchwGemm(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsNchwGemm;
 NchwGemmConfig ConfigureNchwGemm(const Contraction& problem, const DeviceFacts& device);
-EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineMake MakeNchwGemm;
 
 }  // namespace ortplugin

@@ -14,12 +14,11 @@ struct PolyphaseConfig {
   int min_blocks;  // blocks that a multiprocessor should hold
 };
 
-bool FitsPolyphase(const Program& program, const Contraction& problem, const DeviceFacts& device);
-bool IsPolyphaseFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsPolyphase, IsPolyphaseFast;
 PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const DeviceFacts& device);
 std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config);
 cuda::LaunchShape PolyphaseLaunch(const Contraction& problem, const PolyphaseConfig& config, const DeviceFacts& device);
 
-EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineMake MakePolyphase;
 
 }  // namespace ortplugin

@@ -17,12 +17,11 @@ struct SplitKConfig {
 // over. Measured: 28 clusters of four find room on an H200, but not 32; 16 of six, but not 20.
 int64_t RoomForClusters(int blocks, const DeviceFacts& device);
 
-bool FitsSplitK(const Program& program, const Contraction& problem, const DeviceFacts& device);
-bool IsSplitKFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsSplitK, IsSplitKFast;
 SplitKConfig ConfigureSplitK(const Contraction& problem, const DeviceFacts& device);
 std::string SplitKSource(const Program& program, const Contraction& problem, const SplitKConfig& config);
 cuda::LaunchShape SplitKLaunch(const Contraction& problem, const SplitKConfig& config);
 
-EngineKernel MakeSplitK(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineMake MakeSplitK;
 
 }  // namespace ortplugin

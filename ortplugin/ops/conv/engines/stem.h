@@ -15,12 +15,11 @@ struct StemConfig {
   int min_blocks;  // that a multiprocessor should hold
 };
 
-bool FitsStem(const Program& program, const Contraction& problem, const DeviceFacts& device);
-bool IsStemFast(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineTest FitsStem, IsStemFast;
 StemConfig ConfigureStem(const Program& program, const Contraction& problem, const DeviceFacts& device);
 std::string StemSource(const Program& program, const Contraction& problem, const StemConfig& config);
 cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const DeviceFacts& device);
 
-EngineKernel MakeStem(const Program& program, const Contraction& problem, const DeviceFacts& device);
+EngineMake MakeStem;
 
 }  // namespace ortplugin

@@ -29,7 +29,7 @@ namespace {
 
 bool Always(const Program&, const Contraction&, const DeviceFacts&) { return true; }
 
-template <EngineKernel (*make)(const Program&, const Contraction&, const DeviceFacts&)>
+template <EngineMake* make>
 std::optional<EngineKernel> Make(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   return make(program, problem, device);
 }
