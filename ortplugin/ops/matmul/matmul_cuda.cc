@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 
+#include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/matmul/matmul.h"
 #include "ortplugin/runtime/gpu/cuda.h"

@@ -7,12 +7,20 @@ from ..emit import integers
 from .plan import Edit, Layouts, Plan, Rule
 
 
+def _sizes(scope: Scope, node: gs.Node) -> tuple[int, int, int, int] | None:
+  """Channels, height, width and the blocks' size, where they are known."""
+  shape, b = scope.shape(node.inputs[0]), int(node.attrs.get("blocksize", 0))
+  if shape is None or len(shape) != 4 or b < 1:
+    return None
+  _, channels, height, width = (dim if isinstance(dim, int) else 0 for dim in shape)
+  return (channels, height, width, b) if channels > 0 and height > 0 and width > 0 else None
+
+
 def depth_to_space(scope: Scope, node: gs.Node) -> Plan | None:
   """[N, H, W, C b b] to [N, H b, W b, C]; the mode says in which order the channels hold the blocks."""
-  shape, b = scope.shape(node.inputs[0]), int(node.attrs.get("blocksize", 0))
-  if shape is None or len(shape) != 4 or b < 1 or not all(isinstance(dim, int) and dim > 0 for dim in shape[1:]):
+  if (sizes := _sizes(scope, node)) is None:
     return None
-  channels, height, width = (int(dim) for dim in shape[1:] if isinstance(dim, int))
+  channels, height, width, b = sizes
   depth = channels // (b * b)
   if node.attrs.get("mode", "DCR") == "CRD":
     split, perm = [0, height, width, depth, b, b], [0, 1, 4, 2, 5, 3]
@@ -23,10 +31,9 @@ def depth_to_space(scope: Scope, node: gs.Node) -> Plan | None:
 
 def space_to_depth(scope: Scope, node: gs.Node) -> Plan | None:
   """[N, H b, W b, C] to [N, H, W, b b C]."""
-  shape, b = scope.shape(node.inputs[0]), int(node.attrs.get("blocksize", 0))
-  if shape is None or len(shape) != 4 or b < 1 or not all(isinstance(dim, int) and dim > 0 for dim in shape[1:]):
+  if (sizes := _sizes(scope, node)) is None:
     return None
-  channels, height, width = (int(dim) for dim in shape[1:] if isinstance(dim, int))
+  channels, height, width, b = sizes
   if height % b or width % b:
     return None
   split = [0, height // b, b, width // b, b, channels]
