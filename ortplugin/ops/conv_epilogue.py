@@ -72,7 +72,8 @@ def decompose_around(
 ) -> list[onnx.NodeProto]:
   """Standard nodes: X and W transposed and cast as need be, `op`, all of that back, the program.
 
-  `op`: "Conv" or "ConvTranspose", channels first; `kept`: which of the node's attributes it has.
+  `op`: "Conv" or "ConvTranspose", channels first, in float for bfloat16 before opset 22, which lacks it; `kept`: which
+  of the node's attributes it has.
   """
   given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name in kept}
   prefix = f"{node.output[0]}/unfused"

@@ -1,7 +1,6 @@
 // The main of a test that compiles kernels for the GPU architecture that its command line names, such as sm_90.
 #pragma once
 
-#include <iostream>
 #include <string>
 
 #include "tests/native/kernel_remarks.h"

@@ -41,11 +41,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX.
-
-  A Conv, with Transposes around it in NHWC, and the program's operators. Before opset 22 Conv lacks bfloat16: it is
-  then done in float.
-  """
+  """The node as standard ONNX: a Conv and what `decompose_around` puts around it."""
   return decompose_around(node, attributes_of(node), read_epilogue(node), opset, "Conv", ATTRIBUTES)
 
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "ortplugin/ops/contraction.h"
 #include "ortplugin/runtime/ort/node_text.h"

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "ortplugin/ops/contraction.h"
 

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/ort/ort.h"

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <string>
 
 #include "ortplugin/runtime/cudnn/cudnn.h"
 #include "ortplugin/runtime/cudnn/graph.h"

@@ -2,11 +2,9 @@
 // be built, loaded or run on the CPU. Kernels are compiled for the GPU at hand and kept by kernel_cache.h.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
 
 namespace ortplugin::cuda {
 

@@ -7,7 +7,6 @@
 #include <shared_mutex>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "ortplugin/runtime/ort/ort.h"
 

@@ -5,7 +5,6 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "ortplugin/runtime/ort/ort.h"
 #include "ortplugin/runtime/program/operands.h"

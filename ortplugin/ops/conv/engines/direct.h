@@ -41,7 +41,7 @@ std::vector<uint64_t> DirectArguments(
   const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config);
 cuda::LaunchShape DirectLaunch(const DirectConfig& config, const DeviceFacts& gpu);
 
-// The engine's line in the table. MakeDirect: empty where no tile fits the memory of a block.
+// The engine's line in the table.
 EngineTest FitsDirect, IsDirectFast;
 EngineTry MakeDirect;
 

@@ -6,7 +6,6 @@
 namespace ortplugin {
 
 EngineTest FitsGrouped, IsGroupedFast;
-// Nothing where no tile fits the GPU's shared memory.
 EngineTry MakeGrouped;
 
 }  // namespace ortplugin

@@ -6,9 +6,6 @@
 //   Y[n, i SH + k - top, j SW + l - left, m] = program(P[n, i, j, (k, l, m)]), program(0) where there is no such k or l
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv/engines/engine.h"
 
