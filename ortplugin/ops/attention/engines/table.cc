@@ -90,7 +90,8 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
        << "};\n\n#define SEES_POSITION " << problem.sees_position() << "\n";
   if (problem.has_position)
     text << "DEVICE long long position_of(const Arguments& a, long long batch) {\n  const long long position = "
-            "a.position[" << (problem.position_batch ? "batch" : "0")
+            "a.position["
+         << (problem.position_batch ? "batch" : "0")
          << "];\n  return position < 0 ? position + a.keys : position;\n}\n";
   text << "#define LAST_SEEN(a, batch) " << (problem.sees_position() ? "position_of(a, batch)" : "(a).last_seen")
        << "\n\n";
