@@ -198,7 +198,7 @@ def test_a_cache_is_written_in_place(name):
   binding = bind(session, arrays, outputs)
   starts, added = case.position
   for position in (starts, starts, [case.past - added] * len(starts)):
-    given["position"][:] = position
+    given["position"][:] = cupy.asarray(position)
     inputs = [cupy.asnumpy(given[name]) for name in case.names]
     cupy.cuda.get_current_stream().synchronize()
     session.run_with_iobinding(binding)
