@@ -31,13 +31,6 @@ from ortplugin.program import DTYPES, INTEGERS, NUMPY_DTYPES, parse
 
 GIVEN = os.environ.get("ORTPLUGIN_PROPERTY_EXAMPLES")
 EXAMPLES = int(GIVEN or (150 if SAMPLING else 1500))
-ALIKE = settings(
-  deadline=None,
-  derandomize=GIVEN is None,
-  database=None,
-  suppress_health_check=list(HealthCheck),
-  phases=[Phase.generate, Phase.shrink],
-)
 
 
 def fused_results(example):
@@ -51,7 +44,14 @@ def fused_results(example):
 def test_fused_like_onnxs_own_operators():
   seen = Counter()
 
-  @settings(ALIKE, max_examples=EXAMPLES)
+  @settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=GIVEN is None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+  )
   @given(examples())
   def check(example):
     program = example.program
@@ -107,7 +107,14 @@ def decomposes(program, example):
 def test_decomposed_like_the_reference():
   seen = Counter()
 
-  @settings(ALIKE, max_examples=EXAMPLES // 3)
+  @settings(
+    max_examples=EXAMPLES // 3,
+    deadline=None,
+    derandomize=GIVEN is None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+  )
   @given(examples(), st.sampled_from([11, 13, 18, 20]))
   def check(example, opset):
     program = example.program
