@@ -60,6 +60,9 @@ std::optional<EngineKernel> FindEngineKernel(
 
 // ---- What the engines share
 
+// Bytes of an element.
+inline int64_t Size(const Contraction& problem) { return int64_t(SizeOf(problem.dtype())); }
+
 // For the engines of NHWC: all indices and offsets of the problem's tensors fit 31 bits, and nothing is empty or of a
 // dtype without an engine. Of a gate nothing but for `takes_gate`.
 bool FitsEngines(const Program& program, const Contraction& problem, bool takes_gate = false);

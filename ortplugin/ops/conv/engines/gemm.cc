@@ -70,8 +70,6 @@ int64_t Tiles(const Contraction& problem, int64_t tile_m, int64_t tile_n) {
   return DivideUp(Rows(problem), tile_m) * problem.groups * DivideUp(problem.group_filters(), Columns(problem, tile_n));
 }
 
-int64_t Size(const Contraction& problem) { return int64_t(SizeOf(problem.dtype())); }
-
 // Columns that are read and written at once.
 int64_t Vector(const Contraction& problem) {
   return std::min(16 / Size(problem), problem.group_filters() & -problem.group_filters());

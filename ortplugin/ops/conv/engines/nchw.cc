@@ -20,8 +20,6 @@ constexpr int64_t kStagingBytes = int64_t{4} * 16 * (kColumns + 8) * 4;  // of a
 int64_t Rows(const Contraction& flat) { return flat.columns().out; }
 int64_t Pixels(const Contraction& flat) { return flat.filters; }
 
-int64_t Size(const Contraction& problem) { return int64_t(SizeOf(problem.dtype())); }
-
 bool Fits(const Program& program, const std::optional<Contraction>& flat) {
   constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 20);
   return flat && FitsEngines(program, *flat) && flat->batch * flat->channels * Pixels(*flat) < kMost;

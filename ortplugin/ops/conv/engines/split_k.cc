@@ -14,8 +14,6 @@ namespace {
 constexpr int64_t kTileM = 64;  // pixels of a tile
 constexpr int64_t kTileBytes = 128;  // of a tap's channels that are copied at once
 
-int64_t Size(const Contraction& problem) { return int64_t(SizeOf(problem.dtype())); }
-
 int64_t KTiles(const Contraction& problem) {
   return problem.rows().kernel * problem.columns().kernel * DivideUp(problem.channels * Size(problem), kTileBytes);
 }
