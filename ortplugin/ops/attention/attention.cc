@@ -292,7 +292,7 @@ DType DTypeOf(const char* attribute, const std::string& word, const std::vector<
 
 size_t WordOf(const char* attribute, const std::string& word, const std::vector<const char*>& words) {
   const auto found = std::find(words.begin(), words.end(), word);
-  if (found != words.end()) return static_cast<size_t>(found - words.begin());
+  if (found != words.end()) return size_t(found - words.begin());
   std::string known;
   for (const char* each : words) known += (known.empty() ? "" : ", ") + std::string(each);
   Fail("the attribute '", attribute, "' is ", Quoted(word), " but must be one of ", known);
@@ -343,8 +343,8 @@ AttentionAttributes ParseAttributes(const Source& source) {
   problem.window = NumberOf(source, "window", 0, kLargest);
   if (problem.window > 0 && problem.causal == AttentionProblem::Causal::kNone)
     Fail("window is ", problem.window, " beside causal 'none', of which it takes the last keys; set one");
-  problem.scale = static_cast<double>(source.float_attribute("scale", 1));
-  problem.softcap = static_cast<double>(source.float_attribute("softcap", 0));
+  problem.scale = double(source.float_attribute("scale", 1));
+  problem.softcap = double(source.float_attribute("softcap", 0));
   if (!std::isfinite(problem.scale) || !std::isfinite(problem.softcap) || problem.softcap < 0)
     Fail("scale is ", problem.scale, " and softcap ", problem.softcap, "; both are finite, and softcap is not below 0");
   const auto layout = [&](const char* name, int64_t heads, bool is_output) {

@@ -56,7 +56,7 @@ struct AttentionProblem {
   // Query i sees no key behind i + last_seen(), with any `causal` but kNone.
   int64_t last_seen(int64_t batch = 0) const {
     if (causal != Causal::kLowerRight) return 0;
-    return positions.empty() ? keys - queries : positions[static_cast<size_t>(batch * position_batch)];
+    return positions.empty() ? keys - queries : positions[size_t(batch * position_batch)];
   }
   // Whether a GPU reads that from the position.
   bool sees_position() const { return has_position && causal == Causal::kLowerRight; }

@@ -34,17 +34,17 @@ constexpr int64_t kTaskWork = 1 << 20;  // multiply-adds that are worth a task
 template <typename T>
 void LoadMatrix(DType dtype, const char* elements, int64_t row_step, int64_t column_step, int64_t rows, int64_t columns,
   T* out, int64_t out_row, int64_t out_column, std::vector<T>& line) {
-  const auto size = static_cast<int64_t>(SizeOf(dtype));
+  const auto size = int64_t(SizeOf(dtype));
   // Along the axis whose elements lie side by side.
   const bool by_rows = column_step == 1 || row_step != 1;
   if (!by_rows)
     return LoadMatrix(dtype, elements, column_step, row_step, columns, rows, out, out_column, out_row, line);
-  line.resize(static_cast<size_t>(columns));
+  line.resize(size_t(columns));
   for (int64_t row = 0; row < rows; ++row) {
     const char* first = elements + row * row_step * size;
     T* const target = out_column == 1 ? out + row * out_row : line.data();
     if (column_step == 1) {
-      LoadLanes(dtype, first, static_cast<size_t>(columns), target);
+      LoadLanes(dtype, first, size_t(columns), target);
     } else {
       for (int64_t column = 0; column < columns; ++column)
         LoadLanes(dtype, first + column * column_step * size, 1, target + column);
@@ -69,7 +69,7 @@ class Function {
       for (int64_t at = 0; at < count; at += kBlock) {
         workspace_.Bind(function_.program_.parameters()[0], x + at);
         workspace_.Bind(function_.program_.results()[0], y + at);
-        function_.evaluator_.Run(workspace_, static_cast<size_t>(std::min<int64_t>(kBlock, count - at)));
+        function_.evaluator_.Run(workspace_, size_t(std::min<int64_t>(kBlock, count - at)));
       }
     }
 
@@ -99,7 +99,7 @@ class Rotation {
   void Rotate(T* x, int64_t row_step, int64_t column_step, int64_t rows, int64_t batch, int64_t first) {
     const int64_t pairs = p_.pairs;
     const bool is_half = p_.rotary == AttentionProblem::Rotary::kHalf;
-    line_.resize(static_cast<size_t>(4 * pairs));
+    line_.resize(size_t(4 * pairs));
     T *const cos = line_.data(), *const sin = cos + pairs, *const y = sin + pairs;
     uint16_t rounded[kMostHeadSize];
     for (int64_t i = 0; i < rows; ++i, x += row_step) {
@@ -113,8 +113,8 @@ class Rotation {
         y[b] = right * cos[pair] + left * sin[pair];
       }
       if (SizeOf(p_.dtype) == 2) {
-        StoreLanes(p_.dtype, y, static_cast<size_t>(2 * pairs), rounded);
-        LoadLanes(p_.dtype, rounded, static_cast<size_t>(2 * pairs), y);
+        StoreLanes(p_.dtype, y, size_t(2 * pairs), rounded);
+        LoadLanes(p_.dtype, rounded, size_t(2 * pairs), y);
       }
       for (int64_t d = 0; d < 2 * pairs; ++d) x[d * column_step] = y[d];
     }
@@ -123,11 +123,11 @@ class Rotation {
  private:
   // `pairs` elements of cos or sin from an offset on.
   void LoadTable(const char* table, int64_t at, T* lanes) const {
-    const char* const elements = table + at * static_cast<int64_t>(SizeOf(p_.rotary_dtype));
+    const char* const elements = table + at * int64_t(SizeOf(p_.rotary_dtype));
     if (std::is_same_v<T, double> && p_.rotary_dtype == DType::kFloat) {
       std::copy_n(reinterpret_cast<const float*>(elements), p_.pairs, lanes);
     } else {
-      LoadLanes(p_.rotary_dtype, elements, static_cast<size_t>(p_.pairs), lanes);
+      LoadLanes(p_.rotary_dtype, elements, size_t(p_.pairs), lanes);
     }
   }
 
@@ -148,7 +148,7 @@ class Block {
       tanh_(tanh),
       width_(RoundUp(problem.value_size, kColumns)) {
     const int64_t queries = std::min(kQueries, RoundUp(p_.queries, kColumns)), keys = std::min(kKeys, p_.keys);
-    const auto make = [](HostVector<T>& memory, int64_t count) { memory.resize(static_cast<size_t>(count)); };
+    const auto make = [](HostVector<T>& memory, int64_t count) { memory.resize(size_t(count)); };
     make(q_, queries * p_.head_size);
     make(k_, keys * p_.head_size);
     make(v_, keys * width_);
@@ -188,8 +188,7 @@ class Block {
   static constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
   const char* At(const char* tensor, const View& view, int64_t head, int64_t row) const {
-    return tensor +
-      (view.offset + batch_ * view.batch + head * view.head + row * view.row) * static_cast<int64_t>(SizeOf(p_.dtype));
+    return tensor + (view.offset + batch_ * view.batch + head * view.head + row * view.row) * int64_t(SizeOf(p_.dtype));
   }
 
   // s_[j, i]: of key `key` + j and query `first_` + i, in rows of pitch_.
@@ -250,12 +249,12 @@ class Block {
     const int64_t rows = view.row == 0 ? 1 : rows_;
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t offset = batch_ * view.batch + head_ * view.head + (first_ + i) * view.row + key * view.column;
-      const char* const elements = tensors_.mask + offset * static_cast<int64_t>(SizeOf(dtype));
+      const char* const elements = tensors_.mask + offset * int64_t(SizeOf(dtype));
       alignas(64) double lanes[kKeys];  // of any dtype
       if (view.column == 1) {
-        LoadLanes(dtype, elements, static_cast<size_t>(count), lanes);
+        LoadLanes(dtype, elements, size_t(count), lanes);
       } else {
-        FillLanes(dtype, elements, static_cast<size_t>(count), lanes);
+        FillLanes(dtype, elements, size_t(count), lanes);
       }
       const int64_t of_key = view.row == 0 ? rows_ : 1;
       for (int64_t j = 0; j < count; ++j) {
@@ -294,7 +293,7 @@ class Block {
     if (SizeOf(p_.dtype) == 2) {
       uint16_t rounded[kBlock];
       for (int64_t at = 0; at < count * pitch_; at += kBlock) {
-        const auto part = static_cast<size_t>(std::min<int64_t>(kBlock, count * pitch_ - at));
+        const auto part = size_t(std::min<int64_t>(kBlock, count * pitch_ - at));
         StoreLanes(p_.dtype, weights_.data() + at, part, rounded);
         LoadLanes(p_.dtype, rounded, part, weights_.data() + at);
       }
@@ -308,7 +307,7 @@ class Block {
   }
 
   void Store() {
-    const auto size = static_cast<int64_t>(SizeOf(p_.dtype));
+    const auto size = int64_t(SizeOf(p_.dtype));
     // Of weights that are 0 the sum is 0, or NaN where V is not finite, as ONNX's MatMul has it.
     const T nothing = p_.zero_where_nothing_is_seen() ? T(0) : std::numeric_limits<T>::quiet_NaN();
     for (int64_t row = 0; row < rows_; ++row) {
@@ -316,7 +315,7 @@ class Block {
       for (int64_t e = 0; e < p_.value_size; ++e) y[e] = sum_[row] == 0 ? y[e] * nothing : y[e] / sum_[row];
       char* const to = const_cast<char*>(At(tensors_.y, p_.y, head_, first_ + row));
       if (p_.y.column == 1) {
-        StoreLanes(p_.dtype, y, static_cast<size_t>(p_.value_size), to);
+        StoreLanes(p_.dtype, y, size_t(p_.value_size), to);
       } else {
         for (int64_t e = 0; e < p_.value_size; ++e) StoreLanes(p_.dtype, y + e, 1, to + e * p_.y.column * size);
       }
@@ -340,12 +339,12 @@ void Attend(Run& run, const AttentionProblem& problem, const Tensors& tensors) {
   static const auto* const tanh = new Function<T>("Tanh");
   const int64_t blocks = DivideUp(problem.queries, kQueries), all = problem.batch * problem.heads * blocks;
   if (all == 0) return;
-  const double work = static_cast<double>(std::min(kQueries, problem.queries)) * static_cast<double>(problem.keys) *
-    static_cast<double>(problem.head_size + problem.value_size);
-  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(kTaskWork) / (work + 1)));
-  run.parallel_for(static_cast<size_t>(DivideUp(all, step)), [&](size_t task) {
+  const double work =
+    double(std::min(kQueries, problem.queries)) * double(problem.keys) * double(problem.head_size + problem.value_size);
+  const int64_t step = std::max<int64_t>(1, int64_t(double(kTaskWork) / (work + 1)));
+  run.parallel_for(size_t(DivideUp(all, step)), [&](size_t task) {
     Block<T> block(problem, tensors, *exp, *tanh);
-    const int64_t first = static_cast<int64_t>(task) * step;
+    const int64_t first = int64_t(task) * step;
     for (int64_t number = first; number < std::min(all, first + step); ++number)
       block.Compute(number / blocks / problem.heads, number / blocks % problem.heads, number % blocks * kQueries);
   });
@@ -353,13 +352,12 @@ void Attend(Run& run, const AttentionProblem& problem, const Tensors& tensors) {
 
 // A row of `size` elements, which lie `step` elements apart, to others.
 void CopyRow(DType dtype, const char* from, int64_t from_step, char* to, int64_t to_step, int64_t size) {
-  const auto width = static_cast<int64_t>(SizeOf(dtype));
+  const auto width = int64_t(SizeOf(dtype));
   if (from_step == 1 && to_step == 1) {
-    std::memcpy(to, from, static_cast<size_t>(size * width));
+    std::memcpy(to, from, size_t(size * width));
     return;
   }
-  for (int64_t d = 0; d < size; ++d)
-    std::memcpy(to + d * to_step * width, from + d * from_step * width, static_cast<size_t>(width));
+  for (int64_t d = 0; d < size; ++d) std::memcpy(to + d * to_step * width, from + d * from_step * width, size_t(width));
 }
 
 // Past and new keys and values of one head to what is present; the new keys rotated.
@@ -380,14 +378,13 @@ class Present {
   void Write(int64_t batch, int64_t head, int64_t size, const char* past, const View& of_past, const char* added,
     const View& of_added, char* present, const View& of_present, bool rotates) {
     const auto at = [&](const View& view, int64_t row) {
-      return (view.offset + batch * view.batch + head * view.head + row * view.row) *
-        static_cast<int64_t>(SizeOf(p_.dtype));
+      return (view.offset + batch * view.batch + head * view.head + row * view.row) * int64_t(SizeOf(p_.dtype));
     };
     // The caller may have given the cache's own memory to what is present.
     for (int64_t row = 0; row < p_.past && present != past; ++row)
       CopyRow(
         p_.dtype, past + at(of_past, row), of_past.column, present + at(of_present, row), of_present.column, size);
-    const int64_t first = p_.has_position ? p_.positions[static_cast<size_t>(batch * p_.position_batch)] : p_.past;
+    const int64_t first = p_.has_position ? p_.positions[size_t(batch * p_.position_batch)] : p_.past;
     for (int64_t i = 0; i < p_.added; ++i) {
       const char* const from = added + at(of_added, i);
       char* const to = present + at(of_present, first + i);
@@ -398,7 +395,7 @@ class Present {
 
   // The elements of a row that are rotated.
   void Rotate(const char* from, int64_t from_step, char* to, int64_t to_step, int64_t batch, int64_t position) {
-    const auto width = static_cast<int64_t>(SizeOf(p_.dtype));
+    const auto width = int64_t(SizeOf(p_.dtype));
     T lanes[kMostHeadSize];
     for (int64_t d = 0; d < 2 * p_.pairs; ++d) LoadLanes(p_.dtype, from + d * from_step * width, 1, lanes + d);
     rotation_.Rotate(lanes, 0, 1, 1, batch, position);
@@ -421,8 +418,8 @@ void Compute(Run& run, AttentionProblem problem, Tensors tensors) {
         " of the cache");
     problem.positions.push_back(first);
   }
-  run.parallel_for(static_cast<size_t>(problem.batch * problem.kv_heads), [&](size_t task) {
-    const auto both = static_cast<int64_t>(task);
+  run.parallel_for(size_t(problem.batch * problem.kv_heads), [&](size_t task) {
+    const auto both = int64_t(task);
     Present<T>(problem, tensors).Write(both / problem.kv_heads, both % problem.kv_heads);
   });
   tensors.k = tensors.present_key;

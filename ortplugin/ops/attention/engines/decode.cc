@@ -82,8 +82,8 @@ std::optional<EngineKernel> MakeDecode(const AttentionProblem& problem, const cu
        << "\n#define STAGES " << config.stages << "\n#define MIN_BLOCKS " << config.min_blocks << "\n#define GROUP "
        << problem.group() << "\n\n"
        << kTmaSource << kClusterSource << kMmaSource << kAttentionRowsSource << kDecodeSource;
-  const cuda::LaunchShape launch{static_cast<unsigned>(Blocks(problem, config)),
-    static_cast<unsigned>(32 * (config.warps + config.writers)), static_cast<unsigned>(SharedBytes(problem, config))};
+  const cuda::LaunchShape launch{unsigned(Blocks(problem, config)), unsigned(32 * (config.warps + config.writers)),
+    unsigned(SharedBytes(problem, config))};
   return EngineKernel{text.str(), "decode", launch, AttentionArguments(problem)};
 }
 

@@ -35,7 +35,7 @@ int Copy(const AttentionProblem& problem) {
   int64_t common = problem.head_size | problem.value_size;
   for (const AttentionProblem::View& view : {problem.q, problem.k, problem.v, problem.y})
     common |= view.offset | view.batch | view.head | view.row;
-  return static_cast<int>(std::min(Octet(problem), common & -common));
+  return int(std::min(Octet(problem), common & -common));
 }
 
 }  // namespace
@@ -104,8 +104,8 @@ std::string FlashSource(const AttentionProblem& problem, const FlashConfig& conf
 }
 
 cuda::LaunchShape FlashLaunch(const AttentionProblem& problem, const FlashConfig& config) {
-  return {static_cast<unsigned>(Blocks(problem, config)), static_cast<unsigned>(32 * config.warps * config.groups),
-    static_cast<unsigned>(SharedBytes(problem, config))};
+  return {unsigned(Blocks(problem, config)), unsigned(32 * config.warps * config.groups),
+    unsigned(SharedBytes(problem, config))};
 }
 
 std::optional<EngineKernel> MakeFlash(const AttentionProblem& problem, const cuda::DeviceFacts& device) {

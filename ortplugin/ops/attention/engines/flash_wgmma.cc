@@ -36,9 +36,9 @@ bool HasMap(const AttentionProblem::View& view) {
 
 cuda::TensorMap Map(const AttentionProblem& problem, size_t address, const AttentionProblem::View& view, int64_t heads,
   int64_t rows, int64_t columns, int64_t box_rows) {
-  cuda::TensorMap map{0, address, {}, {}, static_cast<uint32_t>(box_rows), static_cast<uint64_t>(view.offset)};
-  for (const int64_t size : {columns, rows, heads, problem.batch}) map.sizes.push_back(static_cast<uint64_t>(size));
-  for (const int64_t step : {view.row, view.head, view.batch}) map.steps.push_back(static_cast<uint64_t>(step));
+  cuda::TensorMap map{0, address, {}, {}, uint32_t(box_rows), uint64_t(view.offset)};
+  for (const int64_t size : {columns, rows, heads, problem.batch}) map.sizes.push_back(uint64_t(size));
+  for (const int64_t step : {view.row, view.head, view.batch}) map.steps.push_back(uint64_t(step));
   return map;
 }
 
@@ -90,7 +90,7 @@ FlashWgmmaConfig ConfigureFlashWgmma(const AttentionProblem& problem, const cuda
 }
 
 std::string FlashWgmmaSource(const AttentionProblem& problem, const FlashWgmmaConfig& config) {
-  const int value_size = static_cast<int>(problem.value_size);
+  const int value_size = int(problem.value_size);
   std::ostringstream text;
   text << AttentionPreamble(problem) << AttentionSoftmaxSource(problem) << "\n#define CONSUMERS " << config.consumers
        << "\n#define TILE_N " << config.tile_n << "\n#define STAGES " << config.stages << "\n#define Q_STAGES "
@@ -109,15 +109,14 @@ std::string FlashWgmmaSource(const AttentionProblem& problem, const FlashWgmmaCo
 cuda::LaunchShape FlashWgmmaLaunch(
   const AttentionProblem& problem, const FlashWgmmaConfig& config, const cuda::DeviceFacts& device) {
   const int64_t blocks = std::min(Tiles(problem, config), int64_t{device.multiprocessors} * config.min_blocks);
-  return {static_cast<unsigned>(blocks), static_cast<unsigned>(128 * (config.consumers + 1)),
-    static_cast<unsigned>(SharedBytes(problem, config))};
+  return {unsigned(blocks), unsigned(128 * (config.consumers + 1)), unsigned(SharedBytes(problem, config))};
 }
 
 std::optional<EngineKernel> MakeFlashWgmma(const AttentionProblem& problem, const cuda::DeviceFacts& device) {
   const FlashWgmmaConfig config = ConfigureFlashWgmma(problem, device);
   std::vector<uint64_t> arguments = AttentionArguments(problem);
-  arguments.push_back(static_cast<uint64_t>(problem.batch * problem.heads));
-  arguments.push_back(static_cast<uint64_t>(Section(problem, device)));
+  arguments.push_back(uint64_t(problem.batch * problem.heads));
+  arguments.push_back(uint64_t(Section(problem, device)));
   std::vector<cuda::TensorMap> maps = {
     Map(problem, 0, problem.q, problem.heads, problem.queries, problem.head_size, 64),
     Map(problem, 1, problem.k, problem.kv_heads, problem.keys, problem.head_size, config.tile_n),
@@ -125,7 +124,7 @@ std::optional<EngineKernel> MakeFlashWgmma(const AttentionProblem& problem, cons
     Map(problem, 3, problem.y, problem.heads, problem.queries, problem.value_size, 64),
   };
   for (cuda::TensorMap& map : maps) {
-    map.word = static_cast<size_t>(RoundUp(static_cast<int64_t>(arguments.size()), 8));
+    map.word = size_t(RoundUp(int64_t(arguments.size()), 8));
     arguments.resize(map.word + cuda::kTensorMapWords);
   }
   return EngineKernel{

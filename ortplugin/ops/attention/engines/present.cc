@@ -12,7 +12,7 @@ constexpr int64_t kThreads = 256;
 
 // Elements of 16 bytes, where all begins and steps by so many; else one.
 int64_t VectorOf(const AttentionProblem& problem, bool aligned) {
-  const auto vector = static_cast<int64_t>(16 / SizeOf(problem.dtype));
+  const auto vector = int64_t(16 / SizeOf(problem.dtype));
   int64_t common = problem.head_size | problem.value_size;
   for (const AttentionProblem::View& view :
     {problem.k, problem.v, problem.past_key, problem.past_value, problem.present_key, problem.present_value}) {
@@ -35,8 +35,7 @@ EngineKernel MakePresent(const AttentionProblem& problem, bool aligned) {
   text << AttentionPreamble(problem) << kAttentionRowsSource << "\n#define VECTOR " << vector << "\ntypedef "
        << (items < kMost - kThreads ? "unsigned" : "unsigned long long") << " index_t;\n\n"
        << kPresentSource;
-  return {text.str(), "present", {static_cast<unsigned>(blocks), static_cast<unsigned>(kThreads)},
-    AttentionArguments(problem)};
+  return {text.str(), "present", {unsigned(blocks), unsigned(kThreads)}, AttentionArguments(problem)};
 }
 
 }  // namespace ortplugin

@@ -35,8 +35,7 @@ bool FitsAttentionSimt(const AttentionProblem& problem, bool, const cuda::Device
 
 std::optional<EngineKernel> MakeAttentionSimt(const AttentionProblem& problem, const cuda::DeviceFacts&) {
   const AttentionSimtConfig config = ConfigureAttentionSimt(problem);
-  const cuda::LaunchShape launch{
-    static_cast<unsigned>(Blocks(problem, config)), static_cast<unsigned>(32 * config.warps)};
+  const cuda::LaunchShape launch{unsigned(Blocks(problem, config)), unsigned(32 * config.warps)};
   return EngineKernel{AttentionSimtSource(problem, config), "attention_simt", launch, AttentionArguments(problem)};
 }
 

@@ -111,8 +111,8 @@ std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
     4u + problem.has_mask + 2 * problem.is_rotary() + 4 * problem.has_past + problem.has_position;
   std::vector<uint64_t> block(addresses);
   for (const int64_t number : {problem.queries, problem.keys, problem.heads, problem.group(), problem.last_seen(),
-         problem.window, static_cast<int64_t>(problem.zero_where_nothing_is_seen())})
-    block.push_back(static_cast<uint64_t>(number));
+         problem.window, int64_t(problem.zero_where_nothing_is_seen())})
+    block.push_back(uint64_t(number));
   for (const double number : {problem.scale, problem.softcap}) {
     uint64_t bits;
     std::memcpy(&bits, &number, sizeof(bits));
@@ -120,14 +120,14 @@ std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
   }
   const auto add = [&](const AttentionProblem::View& view) {
     for (const int64_t number : {view.offset, view.batch, view.head, view.row, view.column})
-      block.push_back(static_cast<uint64_t>(number));
+      block.push_back(uint64_t(number));
   };
   for (const auto& view : {problem.q, problem.k, problem.v, problem.mask, problem.y}) add(view);
-  if (problem.is_rotary()) block.push_back(static_cast<uint64_t>(problem.rotary_batch));
+  if (problem.is_rotary()) block.push_back(uint64_t(problem.rotary_batch));
   if (problem.has_past) {
-    block.push_back(static_cast<uint64_t>(problem.past));
-    block.push_back(static_cast<uint64_t>(problem.added));
-    block.push_back(static_cast<uint64_t>(problem.batch * problem.kv_heads * problem.keys));
+    block.push_back(uint64_t(problem.past));
+    block.push_back(uint64_t(problem.added));
+    block.push_back(uint64_t(problem.batch * problem.kv_heads * problem.keys));
     for (const auto& view : {problem.past_key, problem.past_value, problem.present_key, problem.present_value})
       add(view);
   }
