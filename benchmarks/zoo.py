@@ -54,7 +54,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 KEYS = ("case", "precision", "exporter")
 # What is measured first: every network by one exporter in one precision, the usual sizes before the small ones.
 ORDER = [(e, p, s) for e in ("dynamo", "torchscript") for p in ("fp16", "fp32") for s in ("usual", "small")]
-SHOWN = 3  # in the docs, of those that gain least and of those that gain most
+SHOWN = 2  # in the docs, of those that gain least and of those that gain most
 RIGHT, BAD = "right", ("wrong", "fails")
 DIED = "died"  # in a row: its process did
 INTERNAL = ("stage", "failing", DIED)  # parts of a row while it is measured
