@@ -338,7 +338,7 @@ def page(lines, name, where, note="", unit="Microseconds of a step, medians", li
   return "\n".join([*lines, "", f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."])
 
 
-def ends(rows, speed, shown=5):
+def ends(rows, speed, shown=4):
   """What a table has of many rows: the slowest, three of the fastest, and a line on all. `speed(row)`: over theirs."""
   speeds = {row["case"]: speed(row) for row in rows}
   known = sorted((row for row in rows if speeds[row["case"]] is not None), key=lambda row: speeds[row["case"]])
