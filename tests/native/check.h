@@ -58,7 +58,7 @@ inline bool IsSample() {
 
 // Whether a case of this name is tested: of a sample one in `every`, others on each architecture; else all. FNV-1a: the
 // same cases on every machine.
-inline bool IsTaken(const std::string& architecture, const std::string& name, int every = 18) {
+inline bool IsTaken(const std::string& architecture, const std::string& name, int every = 12) {
   if (!IsSample()) return true;
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : architecture + " " + name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;

@@ -170,7 +170,7 @@ std::vector<Case> Cases() {
 void Compile(
   const cuda::DeviceFacts& gpu, const std::string& architecture, const std::string& name, const EngineKernel& kernel) {
   const auto is = [&](const char* name) { return test::Defined(kernel.source, name, 0); };
-  if (!test::TakesTurn(test::Joined(kernel.entry, is("HAS_SOFTCAP"), is("ROTARY")), 160)) return;
+  if (!test::TakesTurn(test::Joined(kernel.entry, is("HAS_SOFTCAP"), is("ROTARY")), 120)) return;
   test::Compiled compiled(kernel.source, architecture + (gpu.has_wgmma() ? "a" : ""));
   compiled.Check(architecture + " " + name + ":");
   compiled.CheckLaunch(gpu, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes);

@@ -62,7 +62,7 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
     s.maps, " of ", s.block_maps, " depth ", s.depth, " of ", s.block_channels, " tap rows ", s.tap_rows, " strip ",
     s.strip, " segment ", s.segment, " vector ", s.vector, " threads ", s.threads, " blocks ", s.min_blocks, " chunks ",
     s.chunks, " x ", s.blocks, " tiles ", s.tiles, " sums ", s.sums, " adders ", s.adders);
-  if (!test::IsTaken(architecture, variant, 5)) return;
+  if (!test::IsTaken(architecture, variant, 3)) return;
   test::Compiled compiled(source, architecture);
   compiled.CheckRegisters(variant);
   compiled.CheckLaunch(device, "weight_grad", s.threads, 0, {s.min_blocks});

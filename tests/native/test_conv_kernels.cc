@@ -182,7 +182,7 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
     const std::string text = Joined(architecture, " ", kernel->entry, " ", NameOf(test_case.problem.dtype()), " ",
       ToString(test_case.problem.result()), " kernel ", test_case.problem.rows().kernel, " stride ",
       test_case.problem.rows().stride, " threads ", kernel->launch.blocks, "x", kernel->launch.threads);
-    if (!IsTaken(architecture, text, 5)) continue;
+    if (!IsTaken(architecture, text, 3)) continue;
     Compiled compiled(kernel->source, architecture);
     compiled.Check(text);
     CHECK_WITH(Contains(compiled.code(), kernel->entry), compiled.variant());

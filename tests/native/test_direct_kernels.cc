@@ -62,7 +62,7 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
       Joined(architecture, " ", ToString(full), " of ", test_case.conv.channels, " channels: images ", config.images,
         " rows ", config.rows, " maps ", config.maps, " of ", config.block_maps, " strip ", config.strip, " chunk ",
         config.chunk, " vector ", config.vector, " threads ", config.threads, " blocks ", config.min_blocks);
-    if (!IsTaken(architecture, text, 5)) continue;
+    if (!IsTaken(architecture, text, 3)) continue;
     Compiled compiled(DirectSource(test_case.conv, program, axes, config), architecture);
     compiled.CheckRegisters(text);
     compiled.CheckLaunch(device, "conv_direct", DirectLaunch(config, device).threads, 0, {config.min_blocks});

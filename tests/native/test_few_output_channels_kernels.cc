@@ -50,7 +50,7 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
       ToString(problem.result()), " kernel ", problem.rows().kernel, " stride ", problem.rows().stride, ": tile ",
       config.tile_h, "x", config.tile_w, " parts ", config.parts, " chunk ", config.chunk, " vector ", config.vector,
       " blocks ", kernel->launch.blocks, "x", kernel->launch.threads);
-    if (!IsTaken(architecture, text, 5)) continue;
+    if (!IsTaken(architecture, text, 3)) continue;
     Compiled compiled(kernel->source, architecture);
     compiled.Check(text);
     // Measured on an H200 with the blocks that its registers hold, of which shared memory may hold fewer.

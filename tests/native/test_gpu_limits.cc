@@ -104,7 +104,7 @@ void TestFewChannels() {
                 kernel / 2, (size - 1) / stride + 1);
               const WeightGrad grad{conv, DType::kFloat, false, true};
               const std::string name = Joined(images, " images [", channels, ", ", size, ", ", size, "] to ", outputs);
-              if (!IsTaken(gpu.name, name, 8)) continue;
+              if (!IsTaken(gpu.name, name, 4)) continue;
               const std::optional<DirectConfig> direct = ConfigureDirect(conv, gpu.facts, 4);
               CHECK_WITH(direct.has_value(), name);
               if (direct) CheckThreads(gpu, direct->threads, direct->min_blocks, "direct, " + name);
@@ -141,7 +141,7 @@ void TestNormTiles() {
             for (const int64_t run : {1, 3, 8, 20, 1001, 4096}) {
               if (outer * height * groups * run > int64_t{1} << 40) continue;
               const Shape input{outer, height, groups, run};
-              if (!IsTaken(gpu.name, dtype + ToString(input), 8)) continue;
+              if (!IsTaken(gpu.name, dtype + ToString(input), 4)) continue;
               const NormShape shape = FitShapes(norm, {input, {groups, run}});
               for (const bool aligned : {false, true})
                 CheckTiles(gpu, shape, ConfigureNormTiles(norm, shape, gpu.facts, aligned),
@@ -160,7 +160,7 @@ void TestNorms() {
           for (const bool aligned : {false, true}) {
             const NormShape shape = FitShapes(norm, {{rows, width}, {rows, width}, {width}});
             const std::string name = dtype + " [" + std::to_string(rows) + ", " + std::to_string(width) + "]";
-            if (!IsTaken(gpu.name, name, 8)) continue;
+            if (!IsTaken(gpu.name, name, 4)) continue;
             if (const auto config = ConfigureLayerNorm(norm, shape, gpu.facts, aligned))
               CheckThreads(gpu, config->lanes * config->groups, config->min_blocks, name);
             CheckTiles(gpu, shape, ConfigureNormTiles(norm, shape, gpu.facts, aligned), name);
@@ -196,7 +196,7 @@ void TestTransposes() {
         for (int64_t rows = 2; rows < 5000; rows = rows * 5 / 3 + 1)
           for (int64_t columns = 2; columns < 5000; columns = columns * 5 / 3 + 1) {
             const Shape input{outside, rows, columns};
-            if (!IsTaken(gpu.name, std::to_string(element) + ToString(input), 8)) continue;
+            if (!IsTaken(gpu.name, std::to_string(element) + ToString(input), 4)) continue;
             const TransposeConfig config =
               ConfigureTranspose(FitTranspose({{0, 2, 1}, {0, 0, 0}, whole}, input, element), gpu.facts, 16);
             CheckThreads(gpu, config.threads, 1, ToString(input));

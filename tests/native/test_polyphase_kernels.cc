@@ -61,7 +61,7 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
     CHECK_WITH(number >= std::size(kConfigs) || numbers == kConfigs[number], variant);
     ++number;
     CHECK_WITH(launch.blocks % (problem.rows().stride * problem.columns().stride) == 0, variant);
-    if (!TakesTurn("polyphase", 5)) return;
+    if (!TakesTurn("polyphase", 3)) return;
     CHECK_WITH(BeforeWait(source).empty(), variant + BeforeWait(source));
     CheckCompiles(device, source, "polyphase", problem, launch, "schedule " + numbers, config.min_blocks);
   };

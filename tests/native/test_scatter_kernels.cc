@@ -57,7 +57,7 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
   const std::string reduction = std::to_string(int(problem.attributes.reduction));
   const std::string name = problem.name;
   const bool is_slice = name == "slice" && architecture == "sm_120";
-  if (!is_slice && !IsTaken(architecture, name + " " + NameOfOrt(type) + " " + reduction, 36)) return;
+  if (!is_slice && !IsTaken(architecture, name + " " + NameOfOrt(type) + " " + reduction, 24)) return;
   const ScatterShape shape = FitScatter(problem.attributes, problem.inputs);
   for (const ScatterAlgorithm algorithm :
     {ScatterAlgorithm::kAuto, ScatterAlgorithm::kSequential, ScatterAlgorithm::kParallel, ScatterAlgorithm::kSorting}) {

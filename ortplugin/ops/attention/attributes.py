@@ -128,7 +128,7 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
   )
   if "past_layout" in given and not past:
     raise ModelError(f"{where}: past_layout is {given['past_layout'][:80]!r}, but there is no past_key; remove it")
-  lies = _layout(where, "past_layout", given.get("past_layout", STANDARD), kv_heads) if past else None
+  past_layout = _layout(where, "past_layout", given.get("past_layout", STANDARD), kv_heads) if past else None
   return Attention(
     where,
     dtype,
@@ -146,7 +146,7 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
     k,
     v,
     y,
-    lies,
+    past_layout,
     has_position,
   )
 

@@ -24,7 +24,7 @@ from ..emit import integers
 from .mask_operand import stripped
 from .mask_values import ELEMENTS
 from .node import is_attention, number_of_past
-from .operands import equal, layout_at, read_farther, remove_unused, sizes_of
+from .operands import layout_at, read_farther, remove_unused, sizes_of
 from .scores import LARGE_NEGATIVE
 
 _JOINS = ("Concat", "TensorScatter", f"{DOMAIN}::UpdateSlice")
@@ -83,7 +83,7 @@ def _why_not(scope: Scope, node: gs.Node, key: gs.Node, value: gs.Node) -> str |
   rows = None if given is None else sizes_of(layout_at(node, 0), given, int(node.attrs["heads"]))
   starts = [each for each in (optional_input(key, 2), optional_input(value, 2)) if each is not None]
   alike = key.op == value.op and (key.op == "Concat" or len(starts) != 1)
-  if not alike or (key.op != "Concat" and starts and not equal(scope, *starts)):
+  if not alike or (key.op != "Concat" and starts and not scope.same_value(*starts)):
     return f"K and V are not written to their caches alike: {label(key)} and {label(value)}"
   for concat in (key, value):
     if not _is_along(scope, concat, along, layout):
@@ -144,7 +144,7 @@ def _masks_what_follows(scope: Scope, node: gs.Node, write: gs.Node) -> bool:
   if kept != is_kept or numbers is None or not numbers.ndim or numbers.size != numbers.shape[-1]:
     return False
   position = compared.inputs[1 - keys]
-  while not equal(scope, position, write.inputs[2]):
+  while not scope.same_value(position, write.inputs[2]):
     view = scope.producer(position, "Unsqueeze", "Squeeze", "Reshape", "Identity")
     if view is None:
       return False

@@ -16,7 +16,7 @@ from ...graph import Length, Scope, dims, label, labelled, show
 from ...ops.attention import layout as layouts
 from ..driver import Applied, Missed, Outcome, RulePass
 from .node import is_attention, number_of_past
-from .operands import OPERANDS, Sizes, equal, layout_at, read_farther, remove_unused, sizes_of
+from .operands import OPERANDS, Sizes, layout_at, read_farther, remove_unused, sizes_of
 from .rotations import Rotation, rotation_of
 from .tables import Place, make_tables
 
@@ -115,7 +115,7 @@ def _unlike(scope: Scope, q: _Operand, k: _Operand) -> str | None:
   if a.operator is not None and b.operator is not None:
     tensors += [*zip(a.operator.inputs[1:], b.operator.inputs[1:], strict=False)]
   for one, other in tensors:
-    if one is not other and not equal(scope, one, other):
+    if not scope.same_value(one, other, 1 << 26):
       return f"Q and K are rotated by different tables, '{one.name}' and '{other.name}'"
   table = scope.dtype(a.cos)
   if table != scope.dtype(a.sin) or table not in (scope.dtype(a.x), "float"):

@@ -77,13 +77,3 @@ def remove_unused(scope: Scope, nodes: Iterable[gs.Node]) -> None:
   for each in sorted(nodes, key=lambda node: -scope.position[id(node)]):
     if not any(scope.used_beyond(tensor, []) for tensor in each.outputs):
       scope.remove(each)
-
-
-def equal(scope: Scope, one: gs.Tensor, other: gs.Tensor) -> bool:
-  """Whether both are one tensor, or constants of the same bits."""
-  if one is other:
-    return True
-  values = [scope.constant(each, 1 << 26) for each in (one, other)]
-  if values[0] is None or values[1] is None:
-    return False
-  return values[0].shape == values[1].shape and values[0].tobytes() == values[1].tobytes()

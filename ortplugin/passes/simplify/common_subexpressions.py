@@ -44,23 +44,9 @@ def _same(scope: Scope, a: gs.Node, b: gs.Node) -> bool:
     return False
   if any(x.is_empty() != y.is_empty() for x, y in zip(a.outputs, b.outputs, strict=True)):
     return False
-  if not all(_same_value(scope, x, y) for x, y in zip(a.inputs, b.inputs, strict=True)):
+  if not all(scope.same_value(x, y, ELEMENTS) for x, y in zip(a.inputs, b.inputs, strict=True)):
     return False
   return _attributes(a) == _attributes(b)
-
-
-def _same_value(scope: Scope, x: gs.Tensor, y: gs.Tensor) -> bool:
-  if x is y or (x.is_empty() and y.is_empty()):
-    return True
-  if not scope.is_constant(x) or not scope.is_constant(y) or scope.shape(x) != scope.shape(y):
-    return False
-  left = scope.constant(x, ELEMENTS)
-  right = scope.constant(y, ELEMENTS) if left is not None else None
-  if left is None or right is None or left.dtype != right.dtype or left.shape != right.shape:
-    return False
-  if left.dtype == object:
-    return bool((left == right).all())
-  return left.tobytes() == right.tobytes()  # so that -0 differs from 0 and NaN does not from NaN
 
 
 def _attributes(node: gs.Node) -> list[bytes]:
