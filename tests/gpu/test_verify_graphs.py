@@ -174,14 +174,14 @@ def test_a_fused_operator(tmp_path, rng):
   [(FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}), (many_inputs, {"x": np.ones((2, 8), np.float32)})],
   ids=["control flow", "many inputs"],
 )
-def test_what_can_not_be_captured_says_why_and_harms_nothing(library, tmp_path, rng, model, feeds):
+def test_what_can_not_be_captured_says_why_and_harms_nothing(tmp_path, rng, model, feeds):
   made = onnx.parser.parse_model(model) if isinstance(model, str) else model()
   with pytest.raises(NotCaptured) as caught:
     replayed(saved(made, tmp_path), {name: np.asarray(value) for name, value in feeds.items()})
   assert str(caught.value)
   assert "\n" not in str(caught.value)
   assert int(cupy.arange(10).sum()) == 45, "the GPU still works"
-  test_replays_are_queued_and_give_the_same_bits(library, tmp_path, rng)
+  test_replays_are_queued_and_give_the_same_bits(tmp_path, rng)
 
 
 def host_copies(folder):
