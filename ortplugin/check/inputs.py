@@ -27,6 +27,7 @@ from ..model.checks import HEAVY, byte_count, skeleton
 from ..model.inline import inlined
 from ..model.input_shapes import Shapes
 from .child import free_memory
+from .open_rows import settle_open_rows
 
 MAX_BYTES = 2**31  # of all generated inputs together
 _SHARE = 0.25  # of the free memory, for the user's
@@ -93,6 +94,7 @@ def generate(model: ModelProto, sizes: Sizes, shapes: Shapes | None = None, seed
       )
     array = _values(value.name, dtype, shape, _index_range(light, value.name), rng)
     feeds[value.name] = [array, array.copy()] if kind == "sequence_type" else array
+  settle_open_rows(light, feeds)
   name = "generated" + "".join(f", {symbol}={size}" for symbol, size in dynamic.items())
   return Case(name, feeds)
 

@@ -15,6 +15,7 @@ from onnx import AttributeProto, helper
 from ..errors import ModelError
 from ..graph import Dim, Shape, TensorType, attached, walk_graphs
 from ..graph.certainty import DECLARED, GENERATED, INFERRED, PROVED, Certainty, is_generated
+from ..graph.contrib_shapes import ATTENTION, attention_shape
 from ..graph.convert import all_graphs, node_proto, opset_of, type_of, value_info
 from ..graph.domains import DEFAULT_DOMAINS
 from ..graph.dtypes import infer_dtypes
@@ -264,11 +265,12 @@ def _infer_node(node: gs.Node, certainty: Certainty, opset: int) -> bool:
   else:
     _infer_dtypes(node, opset)
     same = LIKE_FIRST_INPUT.get((node.domain or "", node.op), ())
-    if not same or not node.inputs:
+    is_attention = node.domain == "com.microsoft" and node.op in ATTENTION
+    if not (same or is_attention) or not node.inputs:
       return False
-    read = read[:1]
-    first = TensorType(node.inputs[0].dtype, node.inputs[0].shape)
-    found = ((node.outputs[i], first) for i in same if i < len(node.outputs))
+    read = read[: 3 if is_attention else 1]
+    first = TensorType(node.inputs[0].dtype, attention_shape(node) if is_attention else node.inputs[0].shape)
+    found = ((node.outputs[i], first) for i in same or (0,) if i < len(node.outputs))
   learned, level = False, certainty.level_of(read)
   for tensor, kind in found:
     if tensor.dtype is None and kind.dtype is not None:

@@ -80,7 +80,7 @@ class RulePass:
           continue
         for missed in outcome if isinstance(outcome, list) else [outcome]:
           misses.append(missed.near_miss(self.name))
-        index += 1
+        index = scope.position[id(node)] + 1
       if len(changes) == before or (limit is not None and len(changes) >= limit):
         return misses
 

@@ -49,6 +49,24 @@ def test_a_name_of_the_input_wins_over_a_declared_length():
   assert shapes(text)["a"] == ("N", 4)
 
 
+ATTENTIONS = {
+  "Attention<num_heads = 2>(x, w)": 8,
+  "Attention<num_heads = 2, qkv_hidden_sizes = [4, 4, 6]>(x, w)": 6,
+  "MultiHeadAttention<num_heads = 2>(x, x, v)": 10,
+  "MultiHeadAttention<num_heads = 2>(x, kv)": 12,
+  "MultiHeadAttention<num_heads = 2>(qkv)": 8,
+  "GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(x, v, v, , , l, t)": 12,
+  "GroupQueryAttention<num_heads = 4, kv_num_heads = 1>(x, , , , , l, t)": 8,
+}
+
+
+@pytest.mark.parametrize("node", ATTENTIONS)
+def test_attention_of_onnx_runtime_has_the_shape_of_its_queries(node):
+  text = f"""(float[N,3,12] x, float[12,24] w, float[N,3,10] v, float[N,3,2,2,6] kv, float[N,3,2,3,4] qkv, int32[N] l,
+    int32 t) => (float[A,B,C] y) {{ a = com.microsoft.{node}  y = Relu(a) }}"""
+  assert shapes(text)["a"] == ("N", 3, ATTENTIONS[node])
+
+
 def test_what_only_the_model_says_is_taken():
   text = "(float[N,4] x, int64[2] s) => (float[A,B] y) <float[3,5] a> { a = Reshape(x, s)  y = Relu(a) }"
   assert shapes(text)["a"] == (3, 5)

@@ -14,7 +14,7 @@ from ortplugin.errors import ModelError, UsageError, VerificationError
 from ortplugin.model.input_shapes import fix_input_shapes
 from ortplugin.optimizer import api, pipeline as table
 from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.driver import Applied, RulePass
+from ortplugin.passes.driver import Applied, Missed, RulePass
 from ortplugin.report import CONVERSION, Dropped, Report
 
 
@@ -171,6 +171,15 @@ def test_a_pass_that_undoes_what_it_did_comes_to_an_end(pipeline):
   pipeline(RulePass("turn", "", turn))
   with raises(optimizer.PassError, r"'turn' failed .* no end: .* rewrites .* turned; --skip turn"):
     optimize(chain("Abs"))
+
+
+def test_a_rule_that_misses_what_it_has_put_nodes_before_comes_to_an_end(pipeline):
+  def look(scope, node):
+    scope.insert(gs.Node("Abs", "", {}, node.inputs, [gs.Variable("stray")]), node)
+    return Missed(node, "near")
+
+  pipeline(RulePass("look", "", look))
+  assert optimize(chain("Neg"))[1].near_misses
 
 
 def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline):

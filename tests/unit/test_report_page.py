@@ -1,8 +1,6 @@
 import html
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
@@ -255,23 +253,3 @@ def test_a_notebook_shows_the_page_in_a_frame():
   report = named(HOSTILE)
   (frame,) = re.findall(r'^<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>$', report._repr_html_())
   assert html.unescape(frame) == report.to_html() == to_html(data_of(report))
-
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; the tests above parse the page")
-def test_a_browser_shows_it_without_a_word_to_the_console(tmp_path):
-  assert CHROMIUM is not None
-  source, file = to_html(data_of(named(HOSTILE))), tmp_path / "report.html"
-  command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
-             "--window-size=500,900", "--enable-logging=stderr", "--dump-dom", str(file)]  # fmt: skip
-  file.write_text(source, "utf-8")
-  done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-  assert "CONSOLE" not in done.stderr
-  assert Page(done.stdout[done.stdout.index("<html") :]).text == Page(source).text
-  # On a phone nothing is wider than the window but a table, which scrolls in its own box.
-  fits = "document.documentElement.lang = document.documentElement.scrollWidth <= innerWidth"
-  file.write_text(re.sub("<meta http-equiv[^>]*>", f"<script>onload = () => {{ {fits} }}</script>", source), "utf-8")
-  done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-  assert '<html lang="true">' in done.stdout

@@ -326,6 +326,17 @@ def test_masks_have_no_empty_row():
   assert (np.diff(mask, axis=1) <= 0).all()
 
 
+def test_no_text_ends_before_its_cache_where_that_is_open_then():
+  node = "s = ReduceSum<keepdims=0>(attention_mask, o)  n = Sub(s, o)  l = Cast<to=6>(n)  t = int32 {7}"
+  node += "  y, k, v = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1>(q, q, q, p, p, l, t)"
+  inputs = "float[3,1,8] q, float[3,1,9,8] p, int64[3,7] attention_mask"
+  text = f"({inputs}) => (float[3,1,8] y) <int64[1] o = {{1}}> {{ {node} }}"
+  feeds = generate(parsed(text, domains=["com.microsoft"]), SIZES).feeds
+  assert feeds["attention_mask"].all()
+  assert feeds["p"][:, :, :7].all()
+  assert not feeds["p"][:, :, 7:].any()
+
+
 @parametrize("dtype", ["float16", "bfloat16", "double", "bool", "string", "uint8", "int8", "complex64", "float8e4m3fn"])
 def test_every_dtype(dtype):
   value = generate(model_of(f"{dtype}[2,3,4] x", "y = Identity(x)"), SIZES).feeds["x"]

@@ -1,4 +1,5 @@
-"""Attention that is one operator already: ONNX's Attention, ONNX Runtime's MultiHeadAttention and Attention.
+"""Attention that is one operator already: ONNX's Attention, ONNX Runtime's MultiHeadAttention, Attention and
+GroupQueryAttention.
 
 What they have beyond FusedAttention, such as a length for each row, is a reason to stay.
 """
@@ -16,6 +17,7 @@ from ..driver import Missed, Outcome
 from ..emit import emit, unsqueeze
 from .axes import Term, whole
 from .core import Cache, Core, fuse_core
+from .grouped_query import grouped_query
 from .node import DTYPES, TF32
 from .operator_axes import (
   CONTRIB,
@@ -29,9 +31,10 @@ from .operator_axes import (
   lengths_of,
   make_atoms,
   read_heads,
+  read_mask,
   read_packed,
 )
-from .scores import Chain, Mask, broadcasts
+from .scores import Chain, Mask
 from .views import Read
 
 
@@ -47,11 +50,17 @@ def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
     if old := unsupported(scope):
       raise NotFusableError(old)
     first = PAST.get(scope.op(node), len(node.inputs))
-    own = 1 if optional_input(node, first) is None else 3  # with what is present
+    writes_cache = reader is grouped_query or optional_input(node, first) is not None
+    own = 3 if writes_cache else 1  # with what is present
     used = [scope.used_beyond(each, []) for each in node.outputs[own:] if not each.is_empty()]
     if any(used):
       raise NotFusableError(f"it gives out more than the attention: {next(each for each in used if each)}")
-    return fuse_core(scope, node, reader(scope, node), tf32)
+    before = {id(each) for each in scope.slots}
+    outcome = fuse_core(scope, node, reader(scope, node), tf32)
+    if isinstance(outcome, Missed):
+      for made in [each for each in scope.slots if each is not None and id(each) not in before]:
+        scope.remove(made)
+    return outcome
   except NotFusableError as reason:
     return Missed(node, str(reason))
 
@@ -81,7 +90,7 @@ def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
   masks = []
   if (mask := optional_input(node, 3)) is not None:
     filling = -np.inf if scope.dtype(mask) == "bool" else None
-    masks.append(_mask(scope, mask, atoms, filling))
+    masks.append(read_mask(scope, mask, atoms, filling))
     if lengths_of(scope, mask)[-1:] != [atoms.t.size]:
       raise NotFusableError(f"the mask, of shape {show(scope.shape(mask))}, may be shorter than the keys")
   causal = _corner(atoms, cache) if node.attrs.get("is_causal", 0) else ""
@@ -190,13 +199,6 @@ def _with_weights(scope: Scope, node: gs.Node) -> Core:
   return core_of(node, reads, read_heads(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat=True), chain, atoms)
 
 
-def _mask(scope: Scope, mask: gs.Tensor, atoms: Atoms, filling: float | None) -> Mask:
-  target = [atom.size for atom in (atoms.b, atoms.h, atoms.s, atoms.t)]
-  if not broadcasts(lengths_of(scope, mask), target):
-    raise NotFusableError(f"the mask, of shape {show(scope.shape(mask))}, may be larger than the scores")
-  return Mask(mask, atoms.scores, filling)
-
-
 def _contrib_masks(scope: Scope, node: gs.Node, padding: int, bias: int, atoms: Atoms) -> list[Mask]:
   """What ONNX Runtime's operators add to the scores; raises for masks of keys that `_padding` can't read."""
   added, keys = optional_input(node, bias), optional_input(node, padding)
@@ -206,7 +208,7 @@ def _contrib_masks(scope: Scope, node: gs.Node, padding: int, bias: int, atoms: 
       raise NotFusableError(f"the mask '{keys.name}', of shape {shape}, has not one number a key")
     if lengths[0] not in (ONE, atoms.b.size) or lengths[1:-1] not in ([], [atoms.s.size]):
       raise NotFusableError(f"the mask '{keys.name}', of shape {shape}, is not known to be one for each query")
-  return [] if added is None else [_mask(scope, added, atoms, None)]
+  return [] if added is None else [read_mask(scope, added, atoms, None)]
 
 
 def _padding(scope: Scope, node: gs.Node, index: int, atoms: Atoms) -> list[Mask]:
@@ -244,4 +246,5 @@ _READERS = {
   "Attention": _onnx_attention,
   f"{CONTRIB}::MultiHeadAttention": _multi_head,
   f"{CONTRIB}::Attention": _with_weights,
+  f"{CONTRIB}::GroupQueryAttention": grouped_query,
 }

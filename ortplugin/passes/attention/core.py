@@ -24,6 +24,8 @@ class Cache:
   present: tuple[gs.Tensor, gs.Tensor]
   added: Atom
   """Of K and V alone, where `columns` counts all."""
+  position: gs.Tensor | None = None
+  """Where the past has rows for those of K and V: from which on they are written."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,10 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core, tf32: bool = False) -> Ap
   masking = plan_masks(scope, chain.masks, {**choice.names, "t": core.columns.leaves()})
   if isinstance(masking, str):
     return Missed(node, masking)
-  if chain.causal and masking.causal not in ("none", chain.causal):
+  if chain.causal and masking.causal != "none" and (masking.causal != chain.causal or chain.window):
     return Missed(node, "it is causal, and so is its mask in another way")
   if chain.causal:
-    masking = replace(masking, causal=chain.causal)
+    masking = replace(masking, causal=chain.causal, window=chain.window)
   read, layout = choice.y
   given = Attention(
     (choice.q[0].tensor, choice.k[0].tensor, choice.v[0].tensor),
@@ -105,6 +107,7 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core, tf32: bool = False) -> Ap
     masking=masking,
     zeroed=chain.zeroed,
     past=() if core.cache is None else core.cache.past,
+    position=None if core.cache is None else core.cache.position,
   )
   inner = list({id(each): each for each in chain.nodes}.values())
   after = [scope.producer(each.tensor) for each in found.found[3][1:] if each.depth <= read.depth]

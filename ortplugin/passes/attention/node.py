@@ -35,6 +35,8 @@ class Attention:
   zeroed: bool = False
   past: tuple[gs.Tensor, ...] = ()
   """past_key and past_value, "b h s d"."""
+  position: gs.Tensor | None = None
+  """Where these are written."""
 
 
 def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) -> gs.Node:
@@ -67,8 +69,10 @@ def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) 
     "heads": given.heads,
     "kv_heads": given.kv_heads,
     **{name: value for name, value in values.items() if value != defaults[name]},
+    **({} if given.position is None else {"cache": "write"}),
   }
   inputs = [*operands, *([] if mask is None else [mask]), *given.past]
+  inputs += [] if given.position is None else [given.position]
   return gs.Node("FusedAttention", before.name or before.outputs[0].name, attributes, inputs, [], DOMAIN)
 
 

@@ -9,7 +9,7 @@ from ...graph import Length, Scope, dims, optional_input, show
 from .axes import Atom, Axes, Term, whole
 from .core import Cache, Core
 from .node import LARGEST_HEAD
-from .scores import Chain
+from .scores import Chain, Mask, broadcasts
 from .views import Read
 
 CONTRIB = "com.microsoft"
@@ -83,6 +83,14 @@ def read_packed(tensor: gs.Tensor, index: int, count: int, rows: Atom, size: Ato
   """[B, S, H, count, D]."""
   taken = Term(None, index, Length(count))
   return Read(tensor, ((whole(atoms.b),), (whole(rows),), (whole(atoms.h),), (taken,), (whole(size),)))
+
+
+def read_mask(scope: Scope, mask: gs.Tensor, atoms: Atoms, filling: float | None) -> Mask:
+  """What is added to the scores, or of bools where `filling` takes their place."""
+  target = [atom.size for atom in (atoms.b, atoms.h, atoms.s, atoms.t)]
+  if not broadcasts(lengths_of(scope, mask), target):
+    raise NotFusableError(f"the mask, of shape {show(scope.shape(mask))}, may be larger than the scores")
+  return Mask(mask, atoms.scores, filling)
 
 
 def core_of(

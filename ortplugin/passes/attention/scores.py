@@ -51,6 +51,8 @@ class Chain:
   """Whether rows that are masked whole are 0, where the softmax of -inf alone is NaN."""
   causal: str = ""
   """Whether query i sees the keys j <= i alone, besides what masks say."""
+  window: int = 0
+  """Of these so many last ones; 0: all."""
 
 
 class Scores(NamedTuple):

@@ -1,0 +1,26 @@
+"""Rows of a cache that an operator leaves open: inputs with which there are none to compare.
+
+ONNX Runtime's GroupQueryAttention says nothing of a cache's rows behind those in use, and writes zeros or nothing.
+"""
+
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from ..graph import walk_graphs
+
+PAST = slice(3, 5)  # of its inputs
+
+
+def settle_open_rows(model: ModelProto, feeds: dict[str, Any]) -> None:
+  """Makes all texts as long as their mask, and the rows of a cache behind that zeros."""
+  nodes = [node for graph in walk_graphs(model.graph) for node in graph.node if node.op_type == "GroupQueryAttention"]
+  masks = [name for name, x in feeds.items() if "mask" in name.lower() and np.ndim(x) and x.dtype.kind in "iub"]
+  if not nodes or not masks:
+    return
+  for name in masks:
+    feeds[name] = np.ones_like(feeds[name])
+  used = max(feeds[name].shape[-1] for name in masks)
+  for name in {name for node in nodes for name in node.input[PAST]} & feeds.keys():
+    feeds[name][:, :, used:] = 0
