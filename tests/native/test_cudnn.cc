@@ -364,6 +364,22 @@ void TestResultsThatMayBeLost() {
   CHECK(!may_lose("(float16 c, float16 b) => (float16 s, float16 y) { s = Add(c, b) y = Relu(s) }"));
 }
 
+void TestFactorsThatMayBeCut() {
+  const auto may_cut = [](DType dtype, Direction direction, const char* plan) {
+    Problem problem;
+    problem.dtype = dtype;
+    problem.direction = direction;
+    return cudnn::MayCutFactors(problem, PlanText::Parse(plan));
+  };
+  CHECK(may_cut(DType::kFloat, Direction::kForward, "engine=7;k24=29"));
+  CHECK(may_cut(DType::kFloat, Direction::kForward, "engine=7;k2=1;k24=26"));
+  CHECK(!may_cut(DType::kFloat, Direction::kForward, "engine=7"));
+  CHECK(!may_cut(DType::kFloat, Direction::kForward, "engine=7;k24=21"));
+  CHECK(!may_cut(DType::kFloat, Direction::kForward, "engine=4;k24=29"));
+  CHECK(!may_cut(DType::kFloat16, Direction::kForward, "engine=7;k24=29"));
+  CHECK(!may_cut(DType::kFloat, Direction::kDataGradient, "engine=7;k24=29"));
+}
+
 void TestPrograms() {
   const auto mapped = [](const std::string& signature, const std::string& body) {
     const Program program = Program::Parse(signature + " {" + body + "}");
@@ -449,5 +465,6 @@ int main(int argc, char** argv) {
   TestRotated();
   TestPrograms();
   TestResultsThatMayBeLost();
+  TestFactorsThatMayBeCut();
   return Summary();
 }

@@ -76,10 +76,12 @@ struct Notes {
   bool is_reference() const { return Has(abi::kNoteStrictNanPropagation) && !Has(abi::kNoteTensorCore); }
 
   // Why the engine is left out for a problem; null where it is not.
-  const char* Objection(int64_t engine, const Problem& problem, bool has_epilogue) const {
+  const char* Objection(const PlanText& text, const Problem& problem, bool has_epilogue) const {
     if (Has(abi::kNoteReducedPrecisionReduction)) return "it accumulates in less than fp32";
     for (const Fault& fault : kFaults)
-      if (fault.engine == engine && fault.direction == problem.direction && fault.has(problem)) return fault.reason;
+      if (fault.engine == text.engine && fault.direction == problem.direction && fault.has(problem))
+        return fault.reason;
+    if (MayCutFactors(problem, text)) return "it cuts factors off where TF32 ends, as was measured";
     // What it computes in is fp32: such a result that is read again is kept in registers, and not written, which shows
     // where the memory is not that of a right run before (4 and 7 in fp16, others in TF32). No engine is asked.
     if (has_epilogue && MayLoseResult(problem))
@@ -160,7 +162,7 @@ class GraphPlan : public Plan {
     if (target.properties != nullptr) engine_.SetDescriptor(abi::kEngineDeviceProperties, *target.properties);
     engine_.Finalize("the engine");
     const Notes notes(engine_);
-    if (const char* objection = notes.Objection(text_.engine, graph_->problem(), graph_->HasEpilogue()))
+    if (const char* objection = notes.Objection(text_, graph_->problem(), graph_->HasEpilogue()))
       throw Refused("engine " + std::to_string(text_.engine) + " is left out: " + objection);
     is_deterministic_ = notes.is_deterministic();
     is_compiled_here_ = notes.is_compiled_here();
@@ -259,7 +261,7 @@ void ForEachCandidate(
   std::vector<Candidate> nondeterministic, reference;
   for (const abi::HeuristicMode mode : kModes) {
     for (Candidate& candidate : Propose(graph, target, mode)) {
-      if (candidate.notes.Objection(candidate.text.engine, graph.problem(), graph.HasEpilogue()) != nullptr ||
+      if (candidate.notes.Objection(candidate.text, graph.problem(), graph.HasEpilogue()) != nullptr ||
         !seen.insert(candidate.text.ToString()).second)
         continue;
       if (candidate.notes.is_reference()) {

@@ -55,6 +55,10 @@ std::optional<Problem> Rotated180(const Problem& gradient);
 // convolution's value, or a Cast of it, where not all have its dtype.
 bool MayLoseResult(const Problem& problem);
 
+// Whether the plan cuts off what fp32 has beyond TF32, in place of rounding it to the nearest: every sum is smaller by
+// some 7e-4 then, and so is the next layer's.
+bool MayCutFactors(const Problem& problem, const PlanText& plan);
+
 // Equal for problems that have the same plans: all but the names in the program.
 std::string Signature(const Problem& problem);
 
