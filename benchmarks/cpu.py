@@ -1,9 +1,9 @@
-"""Original against optimized on the CPU provider: networks of transformers with random weights, float32, batch 1.
+"""Original against optimized on the CPU provider: networks with random weights, float32, batch 1.
 
     python benchmarks/cpu.py --readme
 
 Both run as `ortplugin.session` makes them, in turn, on one thread and on two; milliseconds of the fastest of RUNS runs.
-Needs torch and transformers.
+Needs torch, torchvision and transformers.
 """
 
 import io
@@ -22,6 +22,7 @@ THREADS = (1, 2)
 def network(name):
   """The module and its inputs."""
   import torch
+  import torchvision
   import transformers as t
 
   image = {"pixel_values": torch.randn(1, 3, 224, 224)}
@@ -31,6 +32,7 @@ def network(name):
   made = {
     "ResNet-50": (lambda: t.ResNetForImageClassification(t.ResNetConfig()), image),
     "MobileNet-v2": (lambda: t.MobileNetV2ForImageClassification(t.MobileNetV2Config()), image),
+    "MobileNet-v3": (torchvision.models.mobilenet_v3_large, image),
     "ConvNeXt-tiny": (lambda: t.ConvNextForImageClassification(t.ConvNextConfig()), image),
     "RegNet-Y-4GF": (lambda: t.RegNetForImageClassification(t.RegNetConfig()), image),
     "EfficientNet-B0": (
@@ -51,6 +53,7 @@ def network(name):
 NETWORKS = (
   "ResNet-50",
   "MobileNet-v2",
+  "MobileNet-v3",
   "ConvNeXt-tiny",
   "RegNet-Y-4GF",
   "EfficientNet-B0",
@@ -74,6 +77,8 @@ def exported(name):
       self.module = module
 
     def forward(self, *given):
+      if not hasattr(module, "config"):
+        return self.module(*given)
       return self.module(**dict(zip(inputs, given, strict=True)), return_dict=True)[0]
 
   file = io.BytesIO()
