@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from .errors import OrtPluginError, RuntimeMissingError, UsageError
 from .session import core, streams
 
 if TYPE_CHECKING:
-  from onnx import GraphProto, ModelProto, NodeProto
+  from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")
 PRODUCTS = ("FusedMatMul",)
@@ -113,7 +114,11 @@ def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | No
 
     if slow != PRODUCTS:
       _give_windows(model.graph)
-    return bytes(restore_operators(model, slow).SerializeToString())
+      _make_products(model.graph)
+      _name_norms(model)
+    restored = restore_operators(model, slow)
+    _give_biases(restored.graph)
+    return bytes(restored.SerializeToString())
   except (OSError, OrtPluginError, DecodeError):  # of what is no model ONNX Runtime says so itself
     return None
 
@@ -184,3 +189,85 @@ def _give_windows(graph: GraphProto) -> None:
       texts["kind"].s = kind.removeprefix(b"global_")
       window = {"kernel_shape": size, "strides": [1, 1]}
       node.attribute.extend(helper.make_attribute(name, values) for name, values in window.items())
+
+
+def _make_products(graph: GraphProto) -> None:
+  """Makes products of the pointwise convolutions with channels last that follow a norm or each other.
+
+  Blocks of channels end there: as a convolution each would put its image into blocks and take its result out again.
+  """
+  from onnx import helper
+
+  from .graph.domains import DOMAIN
+
+  weights = {each.name: each for each in graph.initializer}
+  uses = Counter(name for node in graph.node for name in node.input)
+  by_rows: set[str] = set()
+  for node in graph.node:
+    if node.domain != DOMAIN:
+      continue
+    given = {each.name: each for each in node.attribute}
+    follows = node.op_type == "FusedConv" and node.input[0] in by_rows
+    w = weights.get(node.input[1]) if follows and len(node.input) > 1 else None
+    if w is not None and uses[w.name] == 1 and _is_pointwise(given, w.dims):
+      program = helper.make_attribute("program", given["program"].s)
+      del w.dims[1:-1]
+      del node.attribute[:]
+      node.op_type = "FusedMatMul"
+      node.attribute.extend([program, helper.make_attribute("trans_b", 1)])
+    if node.op_type in ("FusedLayerNorm", "FusedMatMul"):
+      by_rows.update(node.output)
+
+
+def _is_pointwise(given: Mapping[str, AttributeProto], w: Sequence[int]) -> bool:
+  """Whether a FusedConv with these attributes and a filter of this shape multiplies each pixel by one matrix."""
+  last = "layout" in given and given["layout"].s == b"NHWC" and "input_layout" not in given
+  groups = given["group"].i if "group" in given else 1
+  numbers = {name: set(given[name].ints) for name in ("strides", "pads") if name in given}
+  same = numbers.get("strides", {1}) == {1} and numbers.get("pads", {0}) == {0} and "auto_pad" not in given
+  return last and groups == 1 and same and set(w[1:-1]) == {1}
+
+
+def _name_norms(model: ModelProto) -> None:
+  """Makes ONNX's LayerNormalization of norms over the channels where these are last: no Transpose is moved over it.
+
+  Else what a norm consists of would end with channels first, where ONNX Runtime knows it no more.
+  """
+  from .graph.domains import DOMAIN
+  from .graph.messages import standard_opset
+  from .ops.layer_norm import NAME
+  from .ops.layer_norm.whole import with_layer_normalization
+
+  vectors = {each.name for each in model.graph.initializer if len(each.dims) == 1 and each.dims[0] > 1}
+  nodes: list[NodeProto] = []
+  for node in model.graph.node:
+    made = None
+    if (node.domain, node.op_type) == (DOMAIN, NAME):
+      made = with_layer_normalization(node, standard_opset(model), vectors)
+    nodes += [node] if made is None else made
+  restored = type(model.graph)(node=nodes)  # copies, since the next line frees the old ones
+  del model.graph.node[:]
+  model.graph.node.extend(restored.node)
+
+
+def _give_biases(graph: GraphProto) -> None:
+  """Makes what is added to a convolution's filters, behind the Transpose that puts them last, its own bias.
+
+  ONNX Runtime does so where it moves the Transpose away, which it can't over a norm.
+  """
+  constants = {each.name: each.dims for each in graph.initializer}
+  uses = Counter(name for node in graph.node for name in node.input) + Counter(each.name for each in graph.output)
+  made = {name: node for node in graph.node for name in node.output}
+  for node in [each for each in graph.node if each.op_type == "Add" and constants.keys() & set(each.input)]:
+    bias, value = sorted(node.input, key=lambda each: each not in constants)
+    moved = made.get(value)
+    conv = made.get(moved.input[0]) if moved is not None and moved.op_type == "Transpose" else None
+    if moved is None or conv is None or (conv.op_type, len(conv.input)) != ("Conv", 2):
+      continue
+    order, w = list(moved.attribute[0].ints), made.get(conv.input[1])
+    filters = constants.get(conv.input[1] if w is None else w.input[0], [0])[0]  # first in both layouts
+    alone = uses[value] == uses[conv.output[0]] == 1
+    if alone and order == [0, *range(2, len(order)), 1] and list(constants[bias]) == [filters]:
+      conv.input.append(bias)
+      moved.output[0] = node.output[0]
+      graph.node.remove(node)

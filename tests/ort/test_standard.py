@@ -12,6 +12,7 @@ from ortplugin import optimize
 from ortplugin.check import judge
 from ortplugin.check.inputs import without_weights
 from ortplugin.graph import DOMAIN
+from ortplugin.ops.layer_norm.whole import with_layer_normalization
 from ortplugin.session import core
 from ortplugin.standard import standard_on_cpu
 
@@ -76,6 +77,70 @@ def test_a_global_pool_of_known_size_has_a_window(kind):
     for each in (original.SerializeToString(), optimized.SerializeToString())
   )
   np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+BLOCK = """c = Conv <group=16, pads=[1,1,1,1]>(x, w, b)  t = Transpose <perm=[0,2,3,1]>(c)  {norm}
+  p = MatMul(n, up)  q = Add(p, wide)  r = Relu(q)  z = MatMul(r, down)  v = Add(b, z)
+  back = Transpose <perm=[0,3,1,2]>(v)  y = Add(x, back)"""
+OLD_NORM = """m = ReduceMean <axes=[-1]>(t)  d = Sub(t, m)  two = float {2}  e = Pow(d, two)
+  f = ReduceMean <axes=[-1]>(e)  g = float {1e-5}  h = Add(f, g)  i = Sqrt(h)  k = Div(d, i)  l = Mul(k, gamma)
+  n = Add(l, beta)"""
+
+
+@parametrize(
+  "opset, norm", [(17, "n = LayerNormalization(t, gamma, beta)"), (14, OLD_NORM)], ids=["one", "written out"]
+)
+def test_between_norms_and_products_channels_stay_last(opset, norm):
+  """A block as ConvNeXt's: as convolutions its products, and as sums its norm, were slower than the original."""
+  rng = np.random.default_rng(0)
+  shapes = {
+    "w": (16, 1, 3, 3),
+    "b": (16,),
+    "gamma": (16,),
+    "beta": (16,),
+    "up": (16, 64),
+    "wide": (64,),
+    "down": (64, 16),
+  }
+  weights = {name: (rng.standard_normal(shape) / 3).astype(np.float32) for name, shape in shapes.items()}
+  text = f"(float[2,16,6,5] x) => (float[2,16,6,5] y) {{ {BLOCK.format(norm=norm)} }}"
+  original = parsed(text, opset, weights=weights)
+  optimized, _ = optimize(original, layout="nhwc")
+  assert [node.op_type for node in optimized.graph.node].count("FusedConv") == 3
+  made = standard_on_cpu(optimized.SerializeToString())
+  assert made is not None
+  types = [node.op_type for node in onnx.load_from_string(made).graph.node]
+  assert [types.count(each) for each in ("Conv", "MatMul", "LayerNormalization")] == [1, 2, 1]
+  assert types.count("Add") == 3  # the convolution's bias is its own
+  feeds = {"x": rng.standard_normal((2, 16, 6, 5)).astype(np.float32)}
+  wanted, found = (
+    ortplugin.session(each.SerializeToString(), ["cpu"]).run(None, feeds)[0] for each in (original, optimized)
+  )
+  np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+NORM = "(float x, float gamma, float beta) => (float y{result}) {{ n = LayerNormalization{how}(x) {rest} }}"
+SCALED = "m = Mul(n, gamma) y = Add(m, beta)"
+
+
+@parametrize(
+  "form, is_one",
+  [
+    ({"rest": SCALED}, True),
+    ({"rest": "m = Mul(gamma, n) y = Add(beta, m)", "how": "<epsilon=0.1>"}, True),
+    ({"rest": SCALED, "how": "<axis=-2>"}, False),
+    ({"rest": SCALED, "result": ", float m"}, False),
+    ({"rest": "m = Mul(n, gamma) a = Add(m, beta) y = Mul(a, gamma)"}, False),
+    ({"rest": "m = Mul(n, gamma) a = Add(m, beta) y = Mul(a, m)"}, False),
+    ({"rest": "m = Mul(n, x) a = Add(m, beta) y = Add(a, gamma)"}, False),
+  ],
+)
+def test_which_norms_are_one_operator(form, is_one):
+  program = NORM.format(**{"how": "", "result": ""} | form)
+  names = ["y", "m"][: 1 + ("result" in form)]
+  node = make_node("FusedLayerNorm", ["x", "g", "b"], names, "norm", domain=DOMAIN, program=program)
+  assert (with_layer_normalization(node, 17, {"g", "b"}) is not None) == is_one
+  assert with_layer_normalization(node, 17, {"g"}) is None
 
 
 def test_other_models_stay(tmp_path):
