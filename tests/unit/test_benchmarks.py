@@ -89,18 +89,6 @@ def test_the_pages_have_the_tables_of_the_records():
   assert models.headline(records) in timing.README.read_text()
 
 
-def test_rows_that_lack_contenders_have_empty_cells():
-  rows = [
-    {"case": "gpt2:1x256", "microseconds": {"default": 9.0, "nchw": 8.0, "nhwc": 7.0, "ours": 2.0, "compile": 3.0},
-     "errors": {"torch": 1e-3}, "graphs": {"ours": {"refused": "no"}}},
-    {"case": "llama:1x256:bf16", "microseconds": {"compile": 3.0}, "errors": {"torch": 1e-3},
-     "graphs": {"ours": {"refused": "no"}}, "exporter": "torchscript"},
-  ]  # fmt: skip
-  lines = models.table({"environment": ENVIRONMENT, "rows": rows}).split("\n")
-  assert lines[2] == "| GPT-2, 1x256 | 9 | 7 | 3 | 2 | 3.50 | 1.50 |  |  | not captured | 1.0e-03 |"
-  assert lines[3] == "| Llama form, 1x256, bf16, by torchscript |  |  | 3 |  |  |  |  |  | not captured | 1.0e-03 |"
-
-
 # ---- records
 
 
@@ -162,16 +150,6 @@ def test_a_step_of_attention_shares_nothing(mask):
   assert {value.name for value in (*model.graph.input, *model.graph.output)} == set(names)
 
 
-def test_the_table_of_attention_names_the_fastest_backend():
-  times = {"flash": 4.0, "efficient": 8.0, "ortplugin": 2.0}
-  row = {"case": "x", "table": "sweep", "flops": 6_000_000, "microseconds": times}
-  lines = attention.table({"environment": ENVIRONMENT, "rows": [row]}).split("\n")
-  assert lines[2] == "| x | 4.0 |  | 8.0 | 2.0 | 3.0 | 2.00 |"
-  del times["ortplugin"]
-  lines = attention.table({"environment": ENVIRONMENT, "rows": [row]}).split("\n")
-  assert lines[2] == "| x | 4.0 |  | 8.0 |  |  |  |"
-
-
 # ---- matrix products
 
 
@@ -193,26 +171,3 @@ def test_a_step_of_a_product_shares_nothing(epilogue, dtype):
   names = [name for node in model.graph.node for name in (*node.input, *node.output)]
   assert len(set(names)) == len(names) == 2 * (3 + len(case.operands))
   assert {tuple(tensor.dims) for tensor in model.graph.initializer} - {(5,)} == {(5, 7)}
-
-
-def test_the_fastest_algorithm_is_kept():
-  times = {"torch": 4.0, "ortplugin": 3.0, "tuned a": 5.0, "tuned b": 2.0}
-  assert matmul.best_of(times) == {"microseconds": {"torch": 4.0, "ortplugin": 3.0, "tuned": 2.0}, "algorithm": "b"}
-  assert matmul.best_of({"torch": 4.0}) == {"microseconds": {"torch": 4.0}}
-
-
-def test_the_table_of_products_compares_like_with_like():
-  rows = [
-    {"case": "1 x 2 x 3, none", "table": "sweep", "flops": 6_000_000,
-     "microseconds": {"torch bare": 3.0, "bare": 2.0}},
-    {"case": "1 x 2 x 3, bias", "table": "sweep", "flops": 6_000_000,
-     "microseconds": {"torch bare": 3.0, "bare": 2.0, "torch": 6.0, "ortplugin": 4.0}},
-  ]  # fmt: skip
-  lines = matmul.table({"environment": ENVIRONMENT, "rows": rows}).split("\n")
-  assert lines[2] == "| 1 x 2 x 3, none | 3.0 |  | 2.0 |  | 3.0 | 1.50 |"
-  assert lines[3] == "| 1 x 2 x 3, bias | 3.0 | 6.0 | 2.0 | 4.0 | 1.5 | 1.50 |"
-
-
-@parametrize("name", ["attention", "matmul"])
-def test_the_docs_have_a_place_for_the_tables(name):
-  assert f"<!-- benchmark:{name} -->" in timing.BENCHMARKS.read_text()

@@ -32,14 +32,6 @@ def test_every_line_of_the_tables_is_a_case_of_its_own():
   assert len(zoo_networks.CASES) == len(listed) + 2 * len(zoo_networks.TRANSFORMERS)
 
 
-def test_there_are_enough_architectures_in_both_sizes():
-  cases = zoo_networks.CASES.values()
-  assert len({case.name.split("@")[0].split(" (")[0] for case in cases}) >= 80
-  assert {case.library for case in cases} == {"torchvision", "timm", "transformers"}
-  sizes = [case.size for case in cases]
-  assert sizes.count("small") == sizes.count("usual") == len(sizes) / 2
-
-
 @parametrize(
   "kind, text, name, shape",
   [
@@ -63,11 +55,6 @@ def test_a_sweep_sees_every_network_once_before_one_twice():
   assert len(set(every)) == len(every) == 4 * count
   for start in range(0, len(every), count):
     assert {job.case for job in every[start : start + count]} == set(zoo_networks.CASES)
-
-
-def test_parts_are_all_rows_once():
-  parts = [job for number in (1, 2, 3) for job in zoo.jobs("resnet", part=f"{number}/3")]
-  assert sorted(parts, key=str) == sorted(zoo.jobs("resnet"), key=str)
 
 
 @parametrize(
@@ -267,11 +254,6 @@ def test_who_times_is_alone_and_not_kept_waiting(tmp_path):
   assert order == ["first check ends", "times", "times ends", "second check"]
 
 
-def test_those_who_check_share_the_gpu(tmp_path):
-  with Gate(tmp_path).shared(), Gate(tmp_path).shared():
-    pass
-
-
 # ---- record and table
 
 
@@ -335,15 +317,6 @@ def test_the_docs_have_the_ends_of_the_table():
   assert means[0].startswith(next(line for line in whole.split("\n") if "geometric means" in line))
 
 
-def test_a_time_without_a_graph_has_a_star_and_is_no_ratio():
-  rows = [_row(SMALL, ort_uncaptured="Concat", sessions="differ"), _row(USUAL, us=100.0, us_ort=130.0)]
-  text = zoo.table({"environment": ENVIRONMENT, "rows": rows})
-  assert "| 250* |  | 100 |" in text
-  assert "ONNX Runtime's in fp16 1.30 (slowest 1.30)" in text
-  assert f"- ORT's original not captured: `Concat`: {SMALL}" in text
-  assert f"- right, but: `sessions without a graph differ in bits`: {SMALL}" in text
-
-
 def test_parts_merge_and_say_their_commits(tmp_path):
   first = {"environment": ENVIRONMENT, "rows": [_row(SMALL), _row(USUAL)]}
   second = {"environment": ENVIRONMENT | {"commit": "b" * 40}, "rows": [_row(USUAL, us=90.0), _row(THIRD)]}
@@ -355,21 +328,6 @@ def test_parts_merge_and_say_their_commits(tmp_path):
     (THIRD, 100.0, ""),
   ]
   assert "; 1 rows at commit aaaaaaaaaaaa" in zoo.table(merged)
-
-
-def test_errors_of_others_are_kept_once():
-  """Of the exporter that the table shows, where that has any; of what is not right all."""
-  rows = [
-    _row(SMALL),
-    _row(SMALL, exporter="torchscript", error_exported=1e-3),
-    _row(USUAL, exporter="torchscript"),
-    _row(THIRD),
-    _row(THIRD, exporter="torchscript", verdict="wrong"),
-    _row(SMALL, "fp32", "torchscript"),
-  ]
-  kept = {(row["case"], row["precision"], row["exporter"]): row for row in zoo.in_order(rows)}
-  assert [name for name, row in kept.items() if "error_ort" not in row] == [(SMALL, "fp16", "torchscript")]
-  assert {"error", "error_exported"} <= kept[SMALL, "fp16", "torchscript"].keys()
 
 
 def test_what_is_measured_again():
