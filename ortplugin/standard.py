@@ -229,9 +229,9 @@ def _is_pointwise(given: Mapping[str, AttributeProto], w: Sequence[int]) -> bool
 
 
 def _name_norms(model: ModelProto) -> None:
-  """Makes ONNX's LayerNormalization of norms over the channels where these are last: no Transpose is moved over it.
+  """Makes ONNX's LayerNormalization of norms over the last axis: ONNX Runtime moves no Transpose over that one.
 
-  Else what a norm consists of would end with channels first, where ONNX Runtime knows it no more.
+  What a norm consists of would end with channels first, where its kernel does not know it.
   """
   from .graph.domains import DOMAIN
   from .graph.messages import standard_opset

@@ -14,13 +14,14 @@ PAST = slice(3, 5)  # of its inputs
 
 
 def settle_open_rows(model: ModelProto, feeds: dict[str, Any]) -> None:
-  """Makes all texts as long as their mask, and the rows of a cache behind that zeros."""
+  """Makes texts as long as their mask, and the rows of a cache behind that zeros."""
   nodes = [node for graph in walk_graphs(model.graph) for node in graph.node if node.op_type == "GroupQueryAttention"]
-  masks = [name for name, x in feeds.items() if "mask" in name.lower() and np.ndim(x) and x.dtype.kind in "iub"]
+  arrays = {name: x for name, x in feeds.items() if isinstance(x, np.ndarray) and x.ndim}
+  masks = [name for name, x in arrays.items() if "mask" in name.lower() and x.dtype.kind in "iub"]
   if not nodes or not masks:
     return
   for name in masks:
     feeds[name] = np.ones_like(feeds[name])
   used = max(feeds[name].shape[-1] for name in masks)
-  for name in {name for node in nodes for name in node.input[PAST]} & feeds.keys():
+  for name in {name for node in nodes for name in node.input[PAST]} & arrays.keys():
     feeds[name][:, :, used:] = 0

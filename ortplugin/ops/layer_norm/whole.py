@@ -11,10 +11,9 @@ from . import program_of
 
 
 def with_layer_normalization(node: onnx.NodeProto, opset: int, vectors: Collection[str]) -> list[onnx.NodeProto] | None:
-  """Nodes that compute the same; None where LayerNormalization does not, with the scale and bias that it takes.
+  """Nodes that do the same; None unless it is in float, over the last axis, scaled and shifted by two of `vectors`.
 
-  `vectors`: inputs that are known to have one dimension, of more than one element. The node is in float alone,
-  normalises the last axis, and nothing but a Mul by one of them and an Add of another reads the normalised values.
+  `vectors`: the inputs that are known to have one dimension, of more than one element.
   """
   program = program_of(node)
   core, inputs = program.core, dict(zip((each.name for each in program.parameters), node.input, strict=True))

@@ -2,10 +2,10 @@
 
     query [B, S, H D], key and value [B, S, KV D], or all in query [B, S, (H + 2 KV) D]; caches [B, KV, rows, D]
 
-After a step seqlens_k[b] + 1 rows of text b's cache are in use, and the new ones are those from
-max(seqlens_k[b] + 1 - S, 0) on: the `position` of a cache that is written. So the past must have room for them, which
-the length of what is present or total_sequence_length tells; or it has no rows, and K and V are all. A past that grows
-stays, since ONNX Runtime puts the new rows before its padding.
+After a step seqlens_k[b] + 1 rows of text b's cache are in use, the new ones from max(seqlens_k[b] + 1 - S, 0) on: the
+`position` of a cache that is written. So the past must have room for them, which the length of what is present or
+total_sequence_length tells; or it has no rows, and K and V are all. A past that grows stays: the new rows come before
+its padding.
 """
 
 from collections.abc import Sequence
