@@ -71,17 +71,6 @@ def test_a_case_that_is_none_says_what_would_be(text, message):
     models.Case.parse(text)
 
 
-def test_groups_are_measured_apart():
-  found = models.grouped("transformers,resnet50:8,bert_base:2x16", "fp16")
-  assert [str(case) for case in found["models"]] == ["resnet50:8"]
-  assert [str(case) for case in found["transformers"]] == [*models.GROUPS["transformers"], "bert_base:2x16"]
-  for group, texts in models.GROUPS.items():
-    assert {models.Case.parse(text).group for text in texts} == {group}
-    assert f"<!-- benchmark:{group} -->" in timing.BENCHMARKS.read_text()
-    assert {*models.HEADLINE[group]} <= {*texts}
-  assert {text.partition(":")[0] for texts in models.GROUPS.values() for text in texts} == set(models.NETWORKS)
-
-
 def test_the_pages_have_the_tables_of_the_records():
   records = {group: timing.read(timing.RESULTS / f"{group}.json.xz") for group in models.GROUPS}
   for record in records.values():

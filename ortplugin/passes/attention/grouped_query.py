@@ -31,7 +31,7 @@ from .operator_axes import (
 )
 from .scores import Chain
 
-KEY, PAST, SEQLENS, TOTAL, TABLES, POSITIONS, BIAS = 1, 3, 5, 6, 7, 9, 10  # inputs
+PAST, SEQLENS, TOTAL, TABLES, POSITIONS, BIAS = 3, 5, 6, 7, 9, 10  # inputs
 USUAL = {"causal": 1, "sliding_window_cache": 0, "smooth_softmax": 0, "k_quant_type": "NONE", "v_quant_type": "NONE"}
 
 
@@ -41,12 +41,18 @@ def grouped_query(scope: Scope, node: gs.Node) -> Core:
     if (given := node.attrs.get(name, usual)) != usual:
       raise NotFusableError(f"{name} is {given}")
   check_absent(node, BIAS + 1, "sinks, scales of a cache, norms or lengths of queries")
+  needed = (0, SEQLENS, TOTAL, *((TABLES, TABLES + 1) if node.attrs.get("do_rotary", 0) else ()))
+  if any(optional_input(node, index) is None for index in needed):
+    raise NotFusableError("it lacks an input that it must have")
   counts = [int(node.attrs.get(name, 0)) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
   tensors = [each for each in map(optional_input, [node] * 3, range(3)) if each is not None]
   q, shapes = lengths_of(scope, tensors[0]), " and ".join(show(scope.shape(each)) for each in tensors)
   own = sum(counts) if len(tensors) == 1 else counts[0]
-  size = q[2].over(Length(own)) if len(q) == 3 and own and len(tensors) != 2 else None
-  if size is None:
+  size = q[2].over(Length(own)) if len(q) == 3 and own else None
+  alike = size is not None and len(tensors) != 2
+  for each in tensors[1:]:
+    alike = alike and lengths_of(scope, each) == [*q[:2], (size or ONE).times(Length(counts[1]))]
+  if size is None or not alike:
     raise NotFusableError(f"its inputs, of shapes {shapes}, are not Q, K and V of {counts[0]} and {counts[1]} heads")
   batch, added = q[:2]
   past = optional_input(node, PAST)
@@ -79,7 +85,7 @@ def grouped_query(scope: Scope, node: gs.Node) -> Core:
 
 def _rows(scope: Scope, node: gs.Node, past: gs.Tensor | None, added: Length) -> tuple[Length, bool]:
   """How many rows the keys have, and whether those of the past are all of them."""
-  before = Length(0) if past is None else lengths_of(scope, past)[2]
+  before = Length(0) if past is None else [*lengths_of(scope, past), ONE, ONE, ONE][2]
   total = node.inputs[TOTAL]
   last = scope.scalar(total)
   if before == Length(0):
@@ -118,7 +124,7 @@ def _caches(
 
 
 def _check_positions(scope: Scope, node: gs.Node, batch: Length, added: Length) -> None:
-  """Raises NotFusableError where seqlens_k or the positions of rows don't say one thing for each text."""
+  """Raises NotFusableError where lengths or positions are not one for each text or row."""
   lengths = lengths_of(scope, node.inputs[SEQLENS])
   if lengths not in ([batch], [batch, ONE]):
     raise NotFusableError(f"seqlens_k, of shape {show(scope.shape(node.inputs[SEQLENS]))}, is not one for each text")
@@ -133,7 +139,7 @@ def _check_positions(scope: Scope, node: gs.Node, batch: Length, added: Length) 
 
 
 def _position(scope: Scope, node: gs.Node, added: Length) -> gs.Tensor:
-  """From which row on each text's new ones are written, [B]."""
+  """Each text's first new row, [B]."""
   lengths = reshape(scope, node, node.inputs[SEQLENS], [-1]) if scope.rank(node.inputs[SEQLENS]) == 2 else None
   last = _integers(scope, node, lengths or node.inputs[SEQLENS])
   if added == ONE:
@@ -161,7 +167,7 @@ def _count(scope: Scope, node: gs.Node, added: Length) -> gs.Tensor:
 
 
 def _positions(scope: Scope, node: gs.Node, added: Length, position: gs.Tensor | None) -> gs.Tensor:
-  """That of each row for the rotation: [B, S], or [1] of the first one where these count on."""
+  """That of each row for the rotation, [B, S], or of the first one, [1]."""
   if position is None:
     return integers(scope, [0], "position")
   column = unsqueeze(scope, node, position, [1])
@@ -177,7 +183,7 @@ def _positions(scope: Scope, node: gs.Node, added: Length, position: gs.Tensor |
 
 
 def _rotated(scope: Scope, node: gs.Node, x: gs.Tensor, positions: gs.Tensor, heads: int) -> gs.Tensor:
-  """Q or K behind ONNX Runtime's operator for this, which attention_rotary.py knows."""
+  """Q or K behind ONNX Runtime's operator, which attention_rotary.py knows."""
   tables = list(node.inputs[TABLES : TABLES + 2])
   attributes = {
     "interleaved": int(node.attrs.get("rotary_interleaved", 0)),

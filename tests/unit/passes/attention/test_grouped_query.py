@@ -155,6 +155,8 @@ STAY = {
     {"s": 4, "rows": None, "total": None, "values": ", int32[1] total"},
     "'total' is not known to be the number of queries",
   ),
+  "keys of other rows": ({"inputs": "q, r, r", "values": ", float[2,3,32] r"}, "are not Q, K and V of 4 and 2 heads"),
+  "a rotation without tables": ({"attributes_": ", do_rotary = 1"}, "it lacks an input"),
   "both ways": ({"attributes_": ", causal = 0"}, "causal is 0"),
   "a smooth softmax": ({"attributes_": ", smooth_softmax = 1"}, "smooth_softmax is 1"),
   "sinks": ({"more": ", , , , , h", "values": ", float[4] h"}, "it reads sinks"),
