@@ -194,14 +194,13 @@ def _give_windows(graph: GraphProto) -> None:
 def _make_products(graph: GraphProto) -> None:
   """Makes products of the pointwise convolutions with channels last that follow a norm or each other.
 
-  Blocks of channels end there: as a convolution each would put its image into blocks and take its result out again.
+  No neighbour keeps its image in blocks there: each convolution would make them, and take its result out of them.
   """
   from onnx import helper
 
   from .graph.domains import DOMAIN
 
-  weights = {each.name: each for each in graph.initializer}
-  uses = Counter(name for node in graph.node for name in node.input)
+  weights, uses = {each.name: each for each in graph.initializer}, _uses(graph)
   by_rows: set[str] = set()
   for node in graph.node:
     if node.domain != DOMAIN:
@@ -226,6 +225,15 @@ def _is_pointwise(given: Mapping[str, AttributeProto], w: Sequence[int]) -> bool
   numbers = {name: set(given[name].ints) for name in ("strides", "pads") if name in given}
   same = numbers.get("strides", {1}) == {1} and numbers.get("pads", {0}) == {0} and "auto_pad" not in given
   return last and groups == 1 and same and set(w[1:-1]) == {1}
+
+
+def _uses(graph: GraphProto) -> Counter[str]:
+  """How often each value is read or an output, also in bodies."""
+  from .graph.messages import walk_graphs
+
+  graphs = list(walk_graphs(graph))
+  read = Counter(name for each in graphs for node in each.node for name in node.input)
+  return read + Counter(output.name for each in graphs for output in each.output)
 
 
 def _name_norms(model: ModelProto) -> None:
@@ -255,8 +263,7 @@ def _give_biases(graph: GraphProto) -> None:
 
   ONNX Runtime does so where it moves the Transpose away, which it can't over a norm.
   """
-  constants = {each.name: each.dims for each in graph.initializer}
-  uses = Counter(name for node in graph.node for name in node.input) + Counter(each.name for each in graph.output)
+  constants, uses = {each.name: each.dims for each in graph.initializer}, _uses(graph)
   made = {name: node for node in graph.node for name in node.output}
   for node in [each for each in graph.node if each.op_type == "Add" and constants.keys() & set(each.input)]:
     bias, value = sorted(node.input, key=lambda each: each not in constants)
@@ -265,7 +272,9 @@ def _give_biases(graph: GraphProto) -> None:
     if moved is None or conv is None or (conv.op_type, len(conv.input)) != ("Conv", 2):
       continue
     order, w = list(moved.attribute[0].ints), made.get(conv.input[1])
-    filters = constants.get(conv.input[1] if w is None else w.input[0], [0])[0]  # first in both layouts
+    if w is not None and (w.op_type != "Transpose" or w.attribute[0].ints[0] != 0):
+      continue
+    filters = constants.get(conv.input[1] if w is None else w.input[0], [0])[0]
     alone = uses[value] == uses[conv.output[0]] == 1
     if alone and order == [0, *range(2, len(order)), 1] and list(constants[bias]) == [filters]:
       conv.input.append(bias)

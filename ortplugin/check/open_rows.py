@@ -1,7 +1,4 @@
-"""Rows of a cache that an operator leaves open: inputs with which there are none to compare.
-
-ONNX Runtime's GroupQueryAttention says nothing of a cache's rows behind those in use, and writes zeros or nothing.
-"""
+"""Inputs for which GroupQueryAttention leaves no row of a cache open: behind those in use it writes 0 or nothing."""
 
 from typing import Any
 

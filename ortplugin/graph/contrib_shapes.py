@@ -1,4 +1,4 @@
-"""What the shape of an attention of ONNX Runtime's own operators is; onnx's inference knows none of these."""
+"""Shapes of ONNX Runtime's own attention operators, which onnx's inference does not know."""
 
 import onnx_graphsurgeon as gs
 
