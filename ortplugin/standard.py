@@ -17,7 +17,7 @@ from .errors import OrtPluginError, RuntimeMissingError, UsageError
 from .session import core, streams
 
 if TYPE_CHECKING:
-  from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+  from onnx import GraphProto, ModelProto, NodeProto
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")
 PRODUCTS = ("FusedMatMul",)
@@ -138,13 +138,19 @@ def _take_norms_apart(model: ModelProto) -> bool:
     return False
   found = False
   for graph in graphs:
-    nodes = list(graph.node)
-    if any((each.domain, each.op_type) == (DOMAIN, norm.NAME) for each in nodes):
+    apart = [(each.domain, each.op_type) == (DOMAIN, norm.NAME) for each in graph.node]
+    if any(apart):
       found = True
-      del graph.node[:]
-      for each in nodes:
-        graph.node.extend(norm.in_order(each) if (each.domain, each.op_type) == (DOMAIN, norm.NAME) else [each])
+      pairs = zip(graph.node, apart, strict=True)
+      _put(graph, [made for each, is_apart in pairs for made in (norm.in_order(each) if is_apart else [each])])
   return found
+
+
+def _put(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
+  """Makes these the graph's nodes."""
+  copies = type(graph)(node=nodes)  # the next line frees those that are the graph's own
+  del graph.node[:]
+  graph.node.extend(copies.node)
 
 
 def _slow(model: ModelProto) -> tuple[str, ...]:
@@ -205,26 +211,25 @@ def _make_products(graph: GraphProto) -> None:
   for node in graph.node:
     if node.domain != DOMAIN:
       continue
-    given = {each.name: each for each in node.attribute}
     follows = node.op_type == "FusedConv" and node.input[0] in by_rows
     w = weights.get(node.input[1]) if follows and len(node.input) > 1 else None
-    if w is not None and uses[w.name] == 1 and _is_pointwise(given, w.dims):
-      program = helper.make_attribute("program", given["program"].s)
+    if w is not None and uses[w.name] == 1 and _is_pointwise(node, w.dims):
+      program = next(each.s for each in node.attribute if each.name == "program")
       del w.dims[1:-1]
       del node.attribute[:]
       node.op_type = "FusedMatMul"
-      node.attribute.extend([program, helper.make_attribute("trans_b", 1)])
+      node.attribute.extend([helper.make_attribute("program", program), helper.make_attribute("trans_b", 1)])
     if node.op_type in ("FusedLayerNorm", "FusedMatMul"):
       by_rows.update(node.output)
 
 
-def _is_pointwise(given: Mapping[str, AttributeProto], w: Sequence[int]) -> bool:
-  """Whether a FusedConv with these attributes and a filter of this shape multiplies each pixel by one matrix."""
-  last = "layout" in given and given["layout"].s == b"NHWC" and "input_layout" not in given
-  groups = given["group"].i if "group" in given else 1
-  numbers = {name: set(given[name].ints) for name in ("strides", "pads") if name in given}
-  same = numbers.get("strides", {1}) == {1} and numbers.get("pads", {0}) == {0} and "auto_pad" not in given
-  return last and groups == 1 and same and set(w[1:-1]) == {1}
+def _is_pointwise(node: NodeProto, w: Sequence[int]) -> bool:
+  """Whether a FusedConv with a filter of this shape multiplies each pixel, its channels last, by one matrix."""
+  from .graph.conv_geometry import read_attributes
+
+  given = read_attributes(node)
+  alone = given.group == 1 and set(given.strides or (1,)) == {1} and set(given.pads or (0,)) == {0}
+  return given.layout == given.input_layout == "NHWC" and alone and set(w[1:-1]) == {1}
 
 
 def _uses(graph: GraphProto) -> Counter[str]:
@@ -253,9 +258,7 @@ def _name_norms(model: ModelProto) -> None:
     if (node.domain, node.op_type) == (DOMAIN, NAME):
       made = with_layer_normalization(node, standard_opset(model), vectors)
     nodes += [node] if made is None else made
-  restored = type(model.graph)(node=nodes)  # copies, since the next line frees the old ones
-  del model.graph.node[:]
-  model.graph.node.extend(restored.node)
+  _put(model.graph, nodes)
 
 
 def _give_biases(graph: GraphProto) -> None:

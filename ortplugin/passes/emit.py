@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
 from ..graph import Scope, Shape, element_count
+from ..program import NUMPY_DTYPES, ONNX_DTYPES
 
 MOVED_ELEMENTS = 1 << 16  # constants up to this size are rearranged here, larger ones at run time
 
@@ -20,6 +20,13 @@ def emit(
   output = gs.Variable(scope.unique(hint), inputs[0].dtype, shape)
   scope.insert(gs.Node(op, output.name, attributes, list(inputs), [output]), before)
   return output
+
+
+def cast(scope: Scope, before: gs.Node, tensor: gs.Tensor, dtype: str) -> gs.Tensor:
+  """The tensor in another dtype, as programs name it."""
+  result = emit(scope, before, "Cast", [tensor], scope.shape(tensor), to=ONNX_DTYPES[dtype])
+  result.dtype = np.dtype(NUMPY_DTYPES[dtype])
+  return result
 
 
 def integers(scope: Scope, values: Sequence[int], hint: str) -> gs.Constant:
@@ -73,8 +80,7 @@ def starts_of(scope: Scope, before: gs.Node, starts: Sequence[int | gs.Tensor]) 
 
 def _first(scope: Scope, before: gs.Node, tensor: gs.Tensor) -> gs.Tensor:
   if np.dtype(tensor.dtype) != np.int64:
-    tensor = emit(scope, before, "Cast", [tensor], scope.shape(tensor), to=onnx.TensorProto.INT64)
-    tensor.dtype = np.dtype(np.int64)
+    tensor = cast(scope, before, tensor, "int64")
   if element_count(scope.shape(tensor)) == 1:
     return reshape(scope, before, tensor, [1])
   zero, one = integers(scope, [0], "zero"), integers(scope, [1], "one")

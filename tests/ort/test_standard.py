@@ -93,15 +93,8 @@ OLD_NORM = """m = ReduceMean <axes=[-1]>(t)  d = Sub(t, m)  two = float {2}  e =
 def test_between_norms_and_products_channels_stay_last(opset, norm):
   """A block as ConvNeXt's: as convolutions its products, and as sums its norm, were slower than the original."""
   rng = np.random.default_rng(0)
-  shapes = {
-    "w": (16, 1, 3, 3),
-    "b": (16,),
-    "gamma": (16,),
-    "beta": (16,),
-    "up": (16, 64),
-    "wide": (64,),
-    "down": (64, 16),
-  }
+  shapes = {"w": (16, 1, 3, 3), "up": (16, 64), "wide": (64,), "down": (64, 16)}
+  shapes |= dict.fromkeys(("b", "gamma", "beta"), (16,))
   weights = {name: (rng.standard_normal(shape) / 3).astype(np.float32) for name, shape in shapes.items()}
   text = f"(float[2,16,6,5] x) => (float[2,16,6,5] y) {{ {BLOCK.format(norm=norm)} }}"
   original = parsed(text, opset, weights=weights)

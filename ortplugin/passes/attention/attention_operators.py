@@ -7,14 +7,13 @@ What they have beyond FusedAttention, such as a length for each row, is a reason
 from collections.abc import Sequence
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
 from ...arrays import Array
 from ...graph import ELEMENTS, ONE, Length, Scope, attached, optional_input, show
 from ..conditions import unsupported
 from ..driver import Missed, Outcome
-from ..emit import emit, unsqueeze
+from ..emit import cast, emit, unsqueeze
 from .axes import Term, whole
 from .core import Cache, Core, fuse_core
 from .grouped_query import grouped_query
@@ -42,6 +41,7 @@ def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
   """Replaces one operator; `tf32`: in float32 for TF32."""
   if (reader := _READERS.get(scope.op(node))) is None:
     return None
+  before = {id(each) for each in scope.slots}
   try:
     dtype = scope.dtype(node.inputs[0])
     dtypes = TF32 if tf32 else DTYPES
@@ -55,14 +55,13 @@ def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
     used = [scope.used_beyond(each, []) for each in node.outputs[own:] if not each.is_empty()]
     if any(used):
       raise NotFusableError(f"it gives out more than the attention: {next(each for each in used if each)}")
-    before = {id(each) for each in scope.slots}
     outcome = fuse_core(scope, node, reader(scope, node), tf32)
-    if isinstance(outcome, Missed):
-      for made in [each for each in scope.slots if each is not None and id(each) not in before]:
-        scope.remove(made)
-    return outcome
   except NotFusableError as reason:
-    return Missed(node, str(reason))
+    outcome = Missed(node, str(reason))
+  if isinstance(outcome, Missed):
+    for made in [each for each in scope.slots if each is not None and id(each) not in before]:
+      scope.remove(made)
+  return outcome
 
 
 def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
@@ -215,9 +214,7 @@ def _padding(scope: Scope, node: gs.Node, index: int, atoms: Atoms) -> list[Mask
   """A mask [B, T] or [B, S, T] of integers: where it is 0, mask_filter_value is added."""
   if (keys := optional_input(node, index)) is None:
     return []
-  kept = emit(scope, node, "Cast", [keys], scope.shape(keys), to=onnx.TensorProto.BOOL)
-  kept.dtype = np.dtype(np.bool_)
-  shaped = unsqueeze(scope, node, kept, [1, 2] if scope.rank(keys) == 2 else [1])
+  shaped = unsqueeze(scope, node, cast(scope, node, keys, "bool"), [1, 2] if scope.rank(keys) == 2 else [1])
   numbers = (0.0, float(node.attrs.get("mask_filter_value", -10000.0)))
   operands = [scope.add_constant(np.array(each, np.float32), f"{node.name}/mask") for each in numbers]
   result = emit(scope, node, "Where", [shaped, *operands], scope.shape(shaped))

@@ -11,11 +11,10 @@ its padding.
 from collections.abc import Sequence
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
 from ...graph import ONE, Length, Scope, dims, optional_input, show
-from ..emit import emit, integers, reshape, unsqueeze
+from ..emit import cast, emit, integers, reshape, unsqueeze
 from .axes import Atom
 from .core import Cache, Core
 from .operator_axes import (
@@ -69,7 +68,9 @@ def grouped_query(scope: Scope, node: gs.Node) -> Core:
   if len(tensors) == 1:
     tensors = _parts(scope, node, [count * atoms.d.size.number for count in counts])
   if node.attrs.get("do_rotary", 0):
-    positions = optional_input(node, POSITIONS) or _positions(scope, node, added, position)
+    positions = optional_input(node, POSITIONS)
+    if positions is None:
+      positions = _positions(scope, node, added, position)
     tensors[:2] = [_rotated(scope, node, tensors[index], positions, counts[index]) for index in (0, 1)]
   keys = atoms.t if cache is None else cache.added
   places = ((atoms.h, atoms.s, atoms.d), (atoms.kv, keys, atoms.d), (atoms.kv, keys, atoms.e))
@@ -85,7 +86,10 @@ def grouped_query(scope: Scope, node: gs.Node) -> Core:
 
 def _rows(scope: Scope, node: gs.Node, past: gs.Tensor | None, added: Length) -> tuple[Length, bool]:
   """How many rows the keys have, and whether those of the past are all of them."""
-  before = Length(0) if past is None else [*lengths_of(scope, past), ONE, ONE, ONE][2]
+  given = [Length(0)] * 4 if past is None else lengths_of(scope, past)
+  if len(given) != 4:
+    raise NotFusableError(f"its past has {len(given)} axes")
+  before = given[2]
   total = node.inputs[TOTAL]
   last = scope.scalar(total)
   if before == Length(0):
@@ -128,8 +132,13 @@ def _check_positions(scope: Scope, node: gs.Node, batch: Length, added: Length) 
   lengths = lengths_of(scope, node.inputs[SEQLENS])
   if lengths not in ([batch], [batch, ONE]):
     raise NotFusableError(f"seqlens_k, of shape {show(scope.shape(node.inputs[SEQLENS]))}, is not one for each text")
+  if not node.attrs.get("do_rotary", 0):
+    return
+  for table in node.inputs[TABLES : TABLES + 2]:
+    if len(columns := lengths_of(scope, table)) != 2 or columns[1].known is None:
+      raise NotFusableError(f"'{table.name}', of shape {show(scope.shape(table))}, is no table of a rotation")
   positions, last = optional_input(node, POSITIONS), scope.scalar(node.inputs[TOTAL])
-  if positions is None or not node.attrs.get("do_rotary", 0):
+  if positions is None:
     return
   if lengths_of(scope, positions) != [batch, added]:
     raise NotFusableError(f"'{positions.name}', of shape {show(scope.shape(positions))}, is not one for each row")
@@ -140,21 +149,16 @@ def _check_positions(scope: Scope, node: gs.Node, batch: Length, added: Length) 
 
 def _position(scope: Scope, node: gs.Node, added: Length) -> gs.Tensor:
   """Each text's first new row, [B]."""
-  lengths = reshape(scope, node, node.inputs[SEQLENS], [-1]) if scope.rank(node.inputs[SEQLENS]) == 2 else None
-  last = _integers(scope, node, lengths or node.inputs[SEQLENS])
+  lengths = node.inputs[SEQLENS]
+  if scope.rank(lengths) == 2:
+    lengths = reshape(scope, node, lengths, [-1])
+  last = cast(scope, node, lengths, "int64")
   if added == ONE:
     return last
   shape = scope.shape(last)
   following = emit(scope, node, "Add", [last, integers(scope, [1], "one")], shape)
   first = emit(scope, node, "Sub", [following, _count(scope, node, added)], shape)
   return emit(scope, node, "Max", [first, integers(scope, [0], "zero")], shape)
-
-
-def _integers(scope: Scope, node: gs.Node, tensor: gs.Tensor) -> gs.Tensor:
-  """The tensor in int64."""
-  wide = emit(scope, node, "Cast", [tensor], scope.shape(tensor), to=onnx.TensorProto.INT64)
-  wide.dtype = np.dtype(np.int64)
-  return wide
 
 
 def _count(scope: Scope, node: gs.Node, added: Length) -> gs.Tensor:
@@ -188,7 +192,7 @@ def _rotated(scope: Scope, node: gs.Node, x: gs.Tensor, positions: gs.Tensor, he
   attributes = {
     "interleaved": int(node.attrs.get("rotary_interleaved", 0)),
     "num_heads": heads,
-    "rotary_embedding_dim": 2 * (lengths_of(scope, tables[0])[-1].known or 0),
+    "rotary_embedding_dim": 2 * lengths_of(scope, tables[0])[1].number,
   }
   y = gs.Variable(scope.unique(f"{node.name}/rotated"), x.dtype, scope.shape(x))
   made = gs.Node("RotaryEmbedding", y.name, attributes, [x, positions, *tables], [y], CONTRIB)

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
 from ...graph import Scope, broadcast
 from ...program import NUMPY_DTYPES
-from ..emit import emit, integers
+from ..emit import cast, emit, integers
 from .mask_values import ABSORBING, ELEMENTS, LOWEST, filled_in, without_repeats
 from .masks import Part
 
@@ -30,17 +29,12 @@ def emit_mask(scope: Scope, before: gs.Node, parts: Sequence[Part], dtype: str) 
 
 def _sum(scope: Scope, before: gs.Node, a: gs.Tensor, b: gs.Tensor) -> gs.Tensor:
   if scope.dtype(a) != scope.dtype(b):
-    a, b = _cast(scope, before, a), _cast(scope, before, b)
+    a, b = _in_float(scope, before, a), _in_float(scope, before, b)
   return emit(scope, before, "Add", [a, b], broadcast([scope.shape(a), scope.shape(b)]))
 
 
-def _cast(scope: Scope, before: gs.Node, tensor: gs.Tensor) -> gs.Tensor:
-  """The tensor in float32."""
-  if scope.dtype(tensor) == "float":
-    return tensor
-  result = emit(scope, before, "Cast", [tensor], scope.shape(tensor), to=onnx.TensorProto.FLOAT)
-  result.dtype = np.dtype(np.float32)
-  return result
+def _in_float(scope: Scope, before: gs.Node, tensor: gs.Tensor) -> gs.Tensor:
+  return tensor if scope.dtype(tensor) == "float" else cast(scope, before, tensor, "float")
 
 
 def _added(scope: Scope, before: gs.Node, part: Part, dtype: str) -> gs.Tensor:
@@ -85,7 +79,7 @@ def _where(
 ) -> gs.Tensor:
   """Where(condition, bias or 0, filling) in float32; the other way round unless `kept`."""
   other = scope.add_constant(np.array(filling, np.float32), "filling")
-  stays = scope.add_constant(np.array(0, np.float32), "zero") if bias is None else _cast(scope, before, bias)
+  stays = scope.add_constant(np.array(0, np.float32), "zero") if bias is None else _in_float(scope, before, bias)
   operands = [stays, other] if kept else [other, stays]
   shape = broadcast([scope.shape(condition), scope.shape(stays)])
   result = emit(scope, before, "Where", [condition, *operands], shape)

@@ -8,14 +8,13 @@ In float16 and bfloat16 the two run in float, between Casts, as the normalisatio
 channel with a large mean nearly cancel.
 """
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...graph import Scope, label
 from ...graph.channels import NotFoldableError, batch_norm, stored
 from ...program import FLOATING, NUMPY_DTYPES, ONNX_DTYPES
 from ..driver import Missed, Outcome, RulePass, replaced
-from ..emit import emit
+from ..emit import cast, emit
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
@@ -37,7 +36,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return Missed(node, str(reason))
   given = scope.shape(x)
   names = [tensor.name for tensor in node.inputs]
-  value = x if wide == dtype else _cast(scope, node, x, wide)
+  value = x if wide == dtype else cast(scope, node, x, wide)
   value = emit(scope, node, "Mul", [value, scope.add_constant(scale, f"{names[1]}_scale")], given)
   operands = [value, scope.add_constant(shift, f"{names[2]}_shift")]
   if wide == dtype:
@@ -46,12 +45,6 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     total = emit(scope, node, "Add", operands, given)
     last = gs.Node("Cast", node.name, {"to": ONNX_DTYPES[dtype]}, [total])
   return replaced(scope, [node], last, [node.outputs[0]])
-
-
-def _cast(scope: Scope, node: gs.Node, x: gs.Tensor, dtype: str) -> gs.Tensor:
-  cast = emit(scope, node, "Cast", [x], scope.shape(x), to=ONNX_DTYPES[dtype])
-  cast.dtype = np.dtype(NUMPY_DTYPES[dtype])
-  return cast
 
 
 BATCH_NORM_POINTWISE = RulePass(

@@ -15,11 +15,11 @@ import onnx_graphsurgeon as gs
 from ...graph import NotPointwiseError, Scope, labelled
 from ..conditions import unsupported
 from ..driver import Applied, Missed, Outcome, RulePass
-from ..emit import emit, integers
+from ..emit import cast, emit, integers
 from .sums import axes_of_reduction
 
 REDUCTIONS = ("ReduceMax", "ReduceMin")
-FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
+BOOL = onnx.TensorProto.BOOL
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
@@ -51,16 +51,14 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   for reader in readers:
     y = reader.outputs[0]
     if scope.op(node) == "ReduceMin":
-      found = emit(scope, reader, "Cast", [total], scope.shape(y), to=BOOL)
-      found.dtype = np.dtype(np.bool_)
-      new = gs.Node("Not", reader.name, {}, [found])
+      new = gs.Node("Not", reader.name, {}, [cast(scope, reader, total, "bool")])
     else:
       new = gs.Node("Cast", reader.name, {"to": BOOL}, [total])
     scope.replace([reader], new, [y])
   if numbers is not bools:
     scope.remove(node)
-    if (cast := scope.producer(numbers)) is not None and not scope.used_beyond(numbers, []):
-      scope.remove(cast)
+    if (maker := scope.producer(numbers)) is not None and not scope.used_beyond(numbers, []):
+      scope.remove(maker)
   return Applied(labels, None)
 
 
@@ -83,8 +81,7 @@ def _count(scope: Scope, node: gs.Node, bools: gs.Tensor, axes: list[int]) -> gs
   shape = scope.shape(bools)
   if scope.op(node) == "ReduceMin":
     bools = emit(scope, node, "Not", [bools], shape)
-  ones = emit(scope, node, "Cast", [bools], shape, to=FLOAT)
-  ones.dtype = np.dtype(np.float32)
+  ones = cast(scope, node, bools, "float")
   keepdims = {"keepdims": int(node.attrs.get("keepdims", 1))}
   made = scope.shape(node.outputs[0])
   if not axes:  # of a scalar

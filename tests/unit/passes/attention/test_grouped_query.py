@@ -157,6 +157,10 @@ STAY = {
   ),
   "keys of other rows": ({"inputs": "q, r, r", "values": ", float[2,3,32] r"}, "are not Q, K and V of 4 and 2 heads"),
   "a rotation without tables": ({"attributes_": ", do_rotary = 1"}, "it lacks an input"),
+  "tables of no columns": (
+    {"attributes_": ", do_rotary = 1", "more": ", t, t", "values": ", float[16] t"},
+    "'t', of shape [16], is no table",
+  ),
   "both ways": ({"attributes_": ", causal = 0"}, "causal is 0"),
   "a smooth softmax": ({"attributes_": ", smooth_softmax = 1"}, "smooth_softmax is 1"),
   "sinks": ({"more": ", , , , , h", "values": ", float[4] h"}, "it reads sinks"),
