@@ -17,7 +17,7 @@
 #define PITCH (COLUMNS + 8)  // floats: rows that are stored at the same time lie in different banks
 #define VECTORS (COLUMNS / VECTOR)  // of a row
 #define ITEMS (16 * VECTORS / 32)  // of VECTOR columns, of a thread
-#define IMAGE (IMAGE_H * IMAGE_W)
+#define IMAGE (OUT_H * OUT_W)
 
 // What a consumer's thread makes of accumulators: COLUMNS of the 16 rows of its warp pass through shared memory, after
 // which it has ITEMS of VECTOR neighbouring columns. What the program reads of them is loaded ahead.
@@ -48,8 +48,7 @@ struct Epilogue {
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
       const int p = row_of(chunk, item);
-      if (p < rows)
-        operands[chunk % AHEAD][item].load(a, p / IMAGE, p % IMAGE / IMAGE_W, p % IMAGE_W, m, p * FILTERS + m);
+      if (p < rows) operands[chunk % AHEAD][item].load(a, p / IMAGE, p % IMAGE / OUT_W, p % OUT_W, m, p * FILTERS + m);
     }
   }
   // A chunk of the product's accumulators, or of the gate's, to shared memory.

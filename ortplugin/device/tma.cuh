@@ -61,6 +61,18 @@ DEVICE void copy_box(unsigned to, const TensorMap* from, int column, int row, in
     "l"(from), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
     : "memory");
 }
+// As many pixels of images [batch, row, column, channel] as the map's boxes have (Im2col in packed_kernel.h), as
+// results see them by the tap at `tap_x`, `tap_y` of theirs; (x, y) of the image n is where the first one's first tap
+// is.
+DEVICE void copy_pixels(
+  unsigned to, const TensorMap* from, int channel, int x, int y, int n, int tap_x, int tap_y, unsigned barrier) {
+  asm volatile(
+    "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+    "[%6], {%7, %8};" ::"r"(to),
+    "l"(from), "r"(channel), "r"(x), "r"(y), "r"(n), "r"(barrier), "h"((unsigned short)tap_x),
+    "h"((unsigned short)tap_y)
+    : "memory");
+}
 // From shared memory to the box, as far as the tensor has it; a thread's stores are committed as groups.
 DEVICE void store_box(const TensorMap* to, int column, int row, int head, int batch, unsigned from) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(to),

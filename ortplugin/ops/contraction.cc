@@ -34,7 +34,7 @@ std::string WindowMacros(const Contraction& problem) {
   const Window &h = problem.rows(), &w = problem.columns();
   return Defines({{"IMAGE_H", h.size}, {"IMAGE_W", w.size}, {"OUT_H", h.out}, {"OUT_W", w.out}, {"KERNEL_H", h.kernel},
     {"KERNEL_W", w.kernel}, {"STRIDE_H", h.stride}, {"STRIDE_W", w.stride}, {"PAD_TOP", h.pad_begin},
-    {"PAD_LEFT", w.pad_begin}});
+    {"PAD_LEFT", w.pad_begin}, {"DILATION_H", h.dilation}, {"DILATION_W", w.dilation}});
 }
 
 Contraction::Dtypes Contraction::AllOf(DType dtype) {

@@ -19,7 +19,7 @@ from threads import in_threads
 
 import ortplugin
 from gpu.device import at_offset, before_nan, cupy, host, make, poison, python, run_bound, run_case, same_bits
-from gpu.sessions import Trial, check_all, check_capture, check_graph, check_threads
+from gpu.sessions import Trial, check_all, check_capture, check_graph, check_rounding, check_threads
 from ortplugin.graph import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
 from ortplugin.ops.conv.algorithms import device_variants
@@ -366,7 +366,7 @@ def test_factors_are_rounded_to_the_nearest(x, filters, strides, program):
 
   def check(algorithm):
     (found,) = done_by(conv, algorithm).found(arrays)
-    assert abs((found * wanted).sum() / (wanted * wanted).sum() - 1) < 2e-4
+    check_rounding(found, wanted)
 
   check_all(("auto", *algorithms(conv, arrays)), check)
 

@@ -1,4 +1,4 @@
-"""FusedConv's engines for NHWC: depthwise, stem, GEMV. In every tile configuration equal to the reference, and infinite
+"""FusedConv's engines for NHWC: depthwise, stem, GEMV, implicit GEMM. In every tile configuration equal to the reference, and infinite
 pixels reach no result that they don't belong to."""
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from onnx_models import parametrize
 
 from gpu.device import at_offset, cupy, make, run_bound, same_bits
 from gpu.sessions import check_graph
-from gpu.test_conv import RELU, SCALED, SEVERAL, SILU, Conv, algorithms
+from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SILU, Conv, algorithms
 from gpu.transposed import MAXIMA
 from ortplugin.ops.conv import reference
 
@@ -180,6 +180,48 @@ def test_maxima_of_nan(dtype):
     *([Conv(MAXIMA, dtype, "NHWC", (1, 3, 32, 32), 64, (7, 7), attributes=stem)] if dtype != "float" else []),
   ):
     check_maxima_of_nan(own(conv))
+
+
+# x, filters, kernel, groups, attributes: tiles of every kind; what fills no tile or copy, and vectors of any size; taps
+# of one axis and none, even ones and far apart ones; pads of one side, and as wide as the filter.
+IMPLICIT = [
+  ((8, 64, 56, 56), 64, (3, 3), 1, planar(pads=1)),
+  ((2, 128, 40, 41), 256, (3, 3), 1, planar(pads=1)),
+  ((8, 96, 28, 28), 96, (3, 3), 1, planar(pads=1)),
+  ((3, 72, 33, 29), 100, (5, 5), 1, planar(pads=2, strides=2)),
+  ((2, 56, 35, 36), 42, (2, 4), 1, {"pads": [1, 2, 0, 1], "strides": [3, 1]}),
+  ((5, 256, 17, 17), 33, (1, 7), 1, {"pads": [0, 3, 0, 3]}),
+  ((2, 128, 37, 31), 48, (7, 1), 1, {"pads": [3, 0, 3, 0], "strides": [1, 8]}),
+  ((2, 256, 28, 28), 512, (1, 1), 1, planar(strides=2)),
+  ((1, 64, 60, 60), 40, (3, 3), 1, planar(pads=12, dilations=12)),
+  ((2, 128, 30, 30), 128, (3, 3), 1, planar(pads=3, dilations=[1, 3])),
+  ((1, 64, 48, 48), 64, (3, 3), 1, {"pads": [0, 0, 2, 2], "strides": [2, 2]}),
+  ((2, 512, 21, 21), 512, (3, 3), 4, planar(pads=1)),
+  ((8, 8, 150, 150), 3, (3, 3), 1, planar(pads=1)),
+]
+
+
+@parametrize("dtype", FLOATS)
+@parametrize("x, filters, kernel, group, attributes", IMPLICIT)
+def test_implicit_gemm(x, filters, kernel, group, attributes, dtype):
+  tf32 = {"allow_tf32": 1} if dtype == "float" else {}
+  conv = own(Conv(SCALED, dtype, "NHWC", x, filters, kernel, group, attributes=attributes | tf32))
+  conv.run()
+  replace(conv, program=SEVERAL, constant=False).run()
+
+
+def test_implicit_gemm_beside_infinity():
+  """What a copy holds beyond its tap's channels, the image or the filters meets no product."""
+  for conv in (
+    Conv(BARE, "float16", "NHWC", (3, 72, 33, 29), 100, (5, 5), attributes=planar(strides=2)),
+    Conv(BARE, "float16", "NHWC", (2, 512, 21, 21), 512, (3, 3), 4, attributes=planar(pads=1)),
+    Conv(BARE, "float16", "NHWC", (8, 64, 56, 56), 64, (3, 3), attributes=planar(pads=1)),
+  ):
+    for value in (np.inf, np.nan):
+      check_infinite_everywhere(own(conv), value)
+  conv = own(replace(conv, program=RELU, constant=False))
+  check_offsets(conv)
+  check_same_bits(conv)
 
 
 @parametrize("dtype", FLOATS)

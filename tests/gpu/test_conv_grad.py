@@ -18,6 +18,7 @@ from gpu.sessions import (
   check_capture,
   check_graph,
   check_repeats,
+  check_rounding,
   check_threads,
   permuted,
   trial,
@@ -190,6 +191,22 @@ def test_groups_end_with_the_tensor(number, transposed, layout, dtype):
   def attempt(attributes):
     session = make(replace(case, attributes=attributes).model())
     check(case, host(ortplugin.run(session, feeds)), unit=UNIT_ROUNDOFF[dtype])
+
+  check_all(({}, *variants(case)), attempt)
+
+
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("channels, filters, strides", [(3, 16, 2), (32, 16, 1), (48, 96, 2)])
+def test_factors_are_rounded_to_the_nearest(channels, filters, strides, layout):
+  """dX by every algorithm, in TF32, as FusedConv's. Of dW, cuDNN 9.19's fastest engine (68) cuts factors off: no other
+  gradient is computed from it, so that its 7e-4 do not add up over layers."""
+  geometry = Geometry(4, channels, (28, 28), filters, 3, strides=strides, pads=1)
+  case = Case("tf32", geometry, typed(BARE, "float"), "dX", "W", layout=layout, attributes={"allow_tf32": 1})
+  (wanted,) = OPERATOR.reference(case.node(), case.inputs(), rounded=False)
+
+  def attempt(attributes):
+    (found,) = run(make(replace(case, attributes={**case.attributes, **attributes}).model()), case)
+    check_rounding(found, wanted)
 
   check_all(({}, *variants(case)), attempt)
 

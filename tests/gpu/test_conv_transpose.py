@@ -13,7 +13,15 @@ from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import before_nan, cupy, host, make, poison, run, run_bound, run_case
-from gpu.sessions import check_addresses, check_all, check_graph, check_repeats, permuted, variants
+from gpu.sessions import (
+  check_addresses,
+  check_all,
+  check_graph,
+  check_repeats,
+  check_rounding,
+  permuted,
+  variants,
+)
 from ortplugin.ops.conv_transpose import OPERATOR
 
 check = partial(check_exactly, split=True)
@@ -113,6 +121,21 @@ def test_images_of_one_pixel(case):
   for each in variants(case):
     tuned = replace(case, attributes={**case.attributes, **each})
     check(case, run(make(tuned.model()), case))
+
+
+@parametrize("channels, filters, strides", [(3, 16, 2), (32, 3, 2), (48, 96, 1)])
+def test_factors_are_rounded_to_the_nearest(channels, filters, strides):
+  """By every algorithm, in TF32, as FusedConv's."""
+  attributes = planar(strides=strides, pads=1) | {"allow_tf32": 1}
+  x, w = (4, channels, 28, 28), (channels, filters, 3, 3)
+  case = Case("tf32", typed(BARE, "float"), x, w, (), "NHWC", attributes)
+  (wanted,) = OPERATOR.reference(case.node(), case.inputs(), rounded=False)
+
+  def attempt(attributes):
+    (found,) = run(make(replace(case, attributes={**case.attributes, **attributes}).model()), case)
+    check_rounding(found, wanted)
+
+  check_all(({}, *variants(case)), attempt)
 
 
 @parametrize("layout", ["NCHW", "NHWC"])

@@ -49,6 +49,24 @@ std::vector<ConvCase> Cases() {
   return WithOperands(cases);
 }
 
+// Of several taps, with strides and dilations, of groups, and with channels that fill no copy.
+std::vector<ConvCase> ImplicitCases() {
+  std::vector<ConvCase> cases;
+  for (const DType dtype : {kHalf, kFloat})
+    for (const auto& [size, channels, filters] :
+      {std::array{224, 64, 64}, {56, 256, 256}, {28, 512, 512}, {14, 512, 512}})
+      for (const char* program : {kRelu, kResidual}) {
+        cases.push_back({program, SquareConv(dtype, false, 8, size, channels, filters, 3, 1, 1, size)});
+        cases.back().problem.allow_tf32 = true;
+      }
+  cases.push_back({kRelu, SquareConv(kHalf, false, 8, 56, 72, 100, 5, 2, 2, 28)});
+  cases.push_back({kMixed, SquareConv(kBrain, false, 8, 56, 128, 64, 1, 2, 0, 28)});
+  cases.push_back({kResidual, SquareConv(kHalf, false, 8, 56, 256, 256, 3, 1, 2, 56)});
+  for (Window& window : cases.back().problem.windows) window.dilation = 2;
+  cases.back().problem.groups = 4;
+  return WithOperands(cases);
+}
+
 }  // namespace
 
 void TestKernels(const std::string&, const DeviceFacts& device) {
@@ -66,6 +84,18 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
       variant + BeforeWait(source));
   };
   ForEachCase(Cases(), device, FitsGemm, check, 12);
+  const auto check_implicit = [&](const Program& program, const Contraction& problem) {
+    const EngineKernel kernel = MakeImplicitGemm(program, problem, device);
+    const std::string variant = CheckCompiles(
+      device, kernel.source, kernel.entry, problem, kernel.launch, Joined(kernel.launch.threads, " threads"));
+    CHECK_WITH(BeforeWait(kernel.source, "prefetch.tensormap").empty(), variant);
+    CHECK_WITH(kernel.maps[0].im2col && kernel.maps[0].sizes[3] == uint64_t(problem.batch) &&
+        kernel.maps[1].sizes ==
+          (std::vector<uint64_t>{uint64_t(problem.group_channels()), uint64_t(problem.filters),
+            uint64_t(problem.rows().kernel * problem.columns().kernel), 1}),
+      variant);
+  };
+  ForEachCase(ImplicitCases(), device, FitsImplicitGemm, check_implicit, 3);
   const auto norm_of = [](const char* text) { return NormProgram::Parse(text); };
   const NormProgram layer = norm_of(
     "(float16 x, float16 g, float16 b) => (float16 y) { n = LayerNormalization(x) m = Mul(n, g) y = Add(m, b) }");
@@ -83,6 +113,18 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
     CHECK_WITH(rows == 1 || BeforeWait(kernel->source).empty(), variant + BeforeWait(kernel->source));
   }
   if (!device.has_wgmma()) return;
+  const Refusals refusals(SquareConv(kHalf, false, 8, 56, 64, 64, 3, 1, 1, 56),
+    [&](const Contraction& other) { return FitsImplicitGemm(Program::Parse(kIdentity), other, device); });
+  refusals.Check("float32", [](auto* conv) { conv->dtypes = Contraction::AllOf(kFloat); });
+  refusals.Check("groups of half a copy", [](auto* conv) { conv->groups = 2; });
+  refusals.Check("12 channels", [](auto* conv) { conv->channels = 12; });
+  refusals.Check("transposed", [](auto* conv) { conv->transposed = true; });
+  refusals.Check("Y with channels first", [](auto* conv) { conv->y_channels_first = true; });
+  refusals.Check("pointwise", [](auto* conv) { conv->windows.assign(2, {1, 1, 1, 0, 0, 56, 56}); });
+  refusals.Check("a small image", [](auto* conv) { conv->batch = 1, conv->rows().size = 18; });
+  refusals.Check("a stride", [](auto* conv) { conv->columns().stride = 9; });
+  refusals.Check("a pad", [](auto* conv) { conv->rows().pad_end = 128; });
+  refusals.Check("taps far apart", [](auto* conv) { conv->rows().dilation = 64; });
 
   // Configurations of all sizes: they fit, and there is something to do ahead.
   for (const int64_t rows : {1, 7, 197, 1024, 100000})

@@ -67,6 +67,8 @@ const Driver& TheDriver() {
       Find(library, "cuOccupancyMaxActiveClusters", made->cuOccupancyMaxActiveClusters);
     if (dlsym(library, "cuTensorMapEncodeTiled") != nullptr)
       Find(library, "cuTensorMapEncodeTiled", made->cuTensorMapEncodeTiled);
+    if (dlsym(library, "cuTensorMapEncodeIm2col") != nullptr)
+      Find(library, "cuTensorMapEncodeIm2col", made->cuTensorMapEncodeIm2col);
     if (dlsym(library, "cuGraphRemoveDependencies_v2") != nullptr) {
       Find(library, "cuStreamGetCaptureInfo_v3", made->cuStreamGetCaptureInfo);
       Find(library, "cuStreamUpdateCaptureDependencies_v2", made->cuStreamUpdateCaptureDependencies);

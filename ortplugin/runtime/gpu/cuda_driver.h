@@ -96,6 +96,9 @@ struct Driver {
   Result (*cuTensorMapEncodeTiled)(void* map, int dtype, uint32_t rank, void* address, const uint64_t* sizes,
     const uint64_t* pitches, const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion,
     int fill);
+  Result (*cuTensorMapEncodeIm2col)(void* map, int dtype, uint32_t rank, void* address, const uint64_t* sizes,
+    const uint64_t* pitches, const int* lower, const int* upper, uint32_t channels, uint32_t pixels,
+    const uint32_t* steps, int interleave, int swizzle, int promotion, int fill);
   // Edges with data, all null before CUDA 12.3.
   Result (*cuStreamGetCaptureInfo)(Stream, int* status, uint64_t* id, Graph*, const Node**, const EdgeData**, size_t*);
   Result (*cuStreamUpdateCaptureDependencies)(Stream, Node*, const EdgeData*, size_t, unsigned flags);

@@ -19,10 +19,20 @@ static void Encode(const TensorMap& map, uint64_t address, uint64_t* words) {
   box[0] = 128 / size;
   box[1] = map.box_rows;
   alignas(64) uint64_t encoded[kTensorMapWords];
-  CheckDriver(driver.cuTensorMapEncodeTiled(encoded, map.tf32 ? kMapTf32 : kMapUint16, uint32_t(map.sizes.size()),
-                reinterpret_cast<void*>(address + size * map.offset), map.sizes.data(), pitches.data(), box.data(),
-                steps.data(), kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
-    "cuTensorMapEncodeTiled");
+  const int dtype = map.tf32 ? kMapTf32 : kMapUint16;
+  const auto rank = uint32_t(map.sizes.size());
+  void* const from = reinterpret_cast<void*>(address + size * map.offset);
+  if (map.im2col) {
+    std::copy(map.im2col->strides, map.im2col->strides + 2, steps.begin() + 1);
+    CheckDriver(
+      driver.cuTensorMapEncodeIm2col(encoded, dtype, rank, from, map.sizes.data(), pitches.data(), map.im2col->lower,
+        map.im2col->upper, box[0], box[1], steps.data(), kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
+      "cuTensorMapEncodeIm2col");
+  } else {
+    CheckDriver(driver.cuTensorMapEncodeTiled(encoded, dtype, rank, from, map.sizes.data(), pitches.data(), box.data(),
+                  steps.data(), kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
+      "cuTensorMapEncodeTiled");
+  }
   std::copy(encoded, encoded + kTensorMapWords, words);
 }
 

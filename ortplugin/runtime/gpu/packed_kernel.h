@@ -3,11 +3,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "ortplugin/runtime/gpu/cuda.h"
 
 namespace ortplugin::cuda {
+
+// A convolution's images [N, H, W, C], as TMA reads them for one tap: in place of rows the pixels that results see of
+// it, one after another over all images, of which those beyond the edges are zero. In the order W, H.
+struct Im2col {
+  int lower[2], upper[2];  // where the first tap of the first result is, and of the last one, from the last pixel on
+  uint32_t strides[2];
+};
 
 // A tensor of elements of 16 bits, or of fp32 rounded to TF32, as Hopper's copy engine (TMA) reads and writes it: in
 // boxes of 128 bytes of the innermost dimension and `box_rows` of the next one, with the 128-byte swizzle, zeros where
@@ -20,6 +28,7 @@ struct TensorMap {
   uint32_t box_rows;  // up to 256
   uint64_t offset = 0;  // where the tensor begins, in elements: a multiple of 16 bytes
   bool tf32 = false;
+  std::optional<Im2col> im2col = {};  // of the sizes C, W, H, N; the images have 128 KiB at least
 };
 constexpr size_t kTensorMapWords = 16;
 

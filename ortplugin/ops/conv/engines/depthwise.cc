@@ -143,8 +143,7 @@ DepthwiseConfig ConfigureDepthwise(const Program& program, const Contraction& pr
 std::string DepthwiseSource(const Program& program, const Contraction& problem, const DepthwiseConfig& config) {
   return Joined(ConvPreamble(program, problem),
     Defines({{"VECTOR", config.vector}, {"TILE_H", config.tile_h}, {"TILE_W", config.tile_w}, {"LANES", config.lanes},
-      {"TILES", config.tiles}, {"AHEAD", config.ahead}, {"FLOAT_WEIGHTS", config.float_weights},
-      {"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation}}),
+      {"TILES", config.tiles}, {"AHEAD", config.ahead}, {"FLOAT_WEIGHTS", config.float_weights}}),
     "\n", kDepthwiseSource);
 }
 

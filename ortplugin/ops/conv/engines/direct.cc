@@ -298,13 +298,12 @@ class SourceWriter : EpilogueOperands {
     text_ << Defines(
                {{"CHANNELS", conv_.group_channels()}, {"OUTPUTS", conv_.group_filters()}, {"GROUPS", conv_.groups}})
           << WindowMacros(conv_)
-          << Defines({{"DILATION_H", conv_.rows().dilation}, {"DILATION_W", conv_.columns().dilation},
-               {"IMAGES", config_.images}, {"ROWS", config_.rows}, {"MAPS", config_.maps}, {"STRIP", config_.strip},
-               {"BLOCK_MAPS", config_.block_maps}, {"CHUNK", config_.chunk}, {"ROW_PITCH", config_.row_pitch},
-               {"IMAGE_PITCH", config_.image_pitch}, {"VECTOR", config_.vector}, {"THREADS", config_.threads},
-               {"MIN_BLOCKS", config_.min_blocks}, {"CONSTANT_WEIGHTS", conv_.constant_weights},
-               {"ROTATED_FILTERS", conv_.rotated_weights}, {"CONSTANT_OPERANDS", are_constant_},
-               {"AHEAD", std::clamp<int64_t>(64 / held, 1, 4)}});
+          << Defines({{"IMAGES", config_.images}, {"ROWS", config_.rows}, {"MAPS", config_.maps},
+               {"STRIP", config_.strip}, {"BLOCK_MAPS", config_.block_maps}, {"CHUNK", config_.chunk},
+               {"ROW_PITCH", config_.row_pitch}, {"IMAGE_PITCH", config_.image_pitch}, {"VECTOR", config_.vector},
+               {"THREADS", config_.threads}, {"MIN_BLOCKS", config_.min_blocks},
+               {"CONSTANT_WEIGHTS", conv_.constant_weights}, {"ROTATED_FILTERS", conv_.rotated_weights},
+               {"CONSTANT_OPERANDS", are_constant_}, {"AHEAD", std::clamp<int64_t>(64 / held, 1, 4)}});
   }
 
   void WriteArguments() {

@@ -40,28 +40,41 @@ constexpr double kExchange = 0.7, kExchangeOfBlock = 0.2;
 struct TileKind {
   int consumers, bytes_k;  // of a copy's channels
   bool take_turns;
+  int m_tiles;  // of a warpgroup
   int least_n, most_n;  // in steps of 16
   double launch, step, step_n, rest, rest_n;
   double crowd_n = 0, turn_n = 0;
 };
 constexpr int kStepN = 16;
 constexpr TileKind kHalfTiles[] = {
-  {1, 256, false, 64, 128, 1.30, -0.008, 0.00195, 1.01, 0.0037},
-  {1, 128, false, 144, 192, 0.60, 0.055, 0.00109, 0.49, 0.0150},
-  {2, 128, false, 96, 256, 1.40, 0.038, 0.00200, 0.39, 0.0101, 0.0004},
-  {2, 128, true, 96, 160, 0.00, 0.061, 0.00205, 1.39, 0.0000, 0, 0.0105},
+  {1, 256, false, 1, 64, 128, 1.30, -0.008, 0.00195, 1.01, 0.0037},
+  {1, 128, false, 1, 144, 192, 0.60, 0.055, 0.00109, 0.49, 0.0150},
+  {2, 128, false, 1, 96, 256, 1.40, 0.038, 0.00200, 0.39, 0.0101, 0.0004},
+  {2, 128, true, 2, 96, 160, 0.00, 0.061, 0.00205, 1.39, 0.0000, 0, 0.0105},
 };
 constexpr TileKind kFloatTiles[] = {
-  {1, 256, false, 64, 128, -1.433, 0.2089, -0.00032, -1.457, 0.04717},
-  {1, 128, false, 96, 192, -1.112, 0.1826, 0.00037, -0.162, 0.03118},
-  {2, 128, false, 96, 224, -2.425, 0.0453, 0.00203, 2.502, 0.02836},
-  {2, 128, true, 96, 160, -5.589, -0.0268, 0.00281, 5.287, 0.05335},
-  {2, 256, false, 96, 144, 0.829, -0.0112, 0.00304, -0.723, 0.03023},
+  {1, 256, false, 1, 64, 128, -1.433, 0.2089, -0.00032, -1.457, 0.04717},
+  {1, 128, false, 1, 96, 192, -1.112, 0.1826, 0.00037, -0.162, 0.03118},
+  {2, 128, false, 1, 96, 224, -2.425, 0.0453, 0.00203, 2.502, 0.02836},
+  {2, 128, true, 2, 96, 160, -5.589, -0.0268, 0.00281, 5.287, 0.05335},
+  {2, 256, false, 1, 96, 144, 0.829, -0.0112, 0.00304, -0.723, 0.03023},
+};
+// Of filters of several taps, or with strides, on an H100 (2026-11-27), in fp16 and TF32.
+constexpr TileKind kImplicitTiles[] = {
+  {1, 256, false, 1, 32, 128, 1.30, 0.120, 0.00050, 0.20, 0.0120},
+  {1, 128, false, 1, 32, 128, 1.30, 0.120, 0.00050, 0.20, 0.0120},
+  {2, 128, false, 1, 32, 256, 1.40, 0.100, 0.00160, 0.39, 0.0101, 0.0004},
+  {2, 128, false, 2, 32, 128, 1.40, 0.080, 0.00450, 2.60, 0.0000},
+  {2, 128, true, 2, 64, 160, 0.00, 0.061, 0.00205, 1.39, 0.0000, 0, 0.0105},
+  {3, 128, false, 1, 64, 128, 1.40, 0.030, 0.00300, 1.00, 0.0200, 0.0007},
 };
 
-int64_t TileM(int consumers, bool take_turns) { return take_turns ? 128 : 64 * consumers; }
+// Rows of a tile.
+int64_t TileM(const TileKind& kind) { return 64 * kind.m_tiles * (kind.take_turns ? 1 : kind.consumers); }
 
-int64_t Rows(const Contraction& problem) { return problem.batch * problem.rows().size * problem.columns().size; }
+int64_t Rows(const Contraction& problem) { return problem.batch * problem.rows().out * problem.columns().out; }
+
+int64_t Taps(const Contraction& problem) { return problem.rows().kernel * problem.columns().kernel; }
 
 // Of the result, in a tile of so many columns: the others are the gate's.
 int64_t Columns(const Contraction& problem, int64_t tile_n) { return problem.gated ? tile_n / 2 : tile_n; }
@@ -82,15 +95,17 @@ double Cost(const Contraction& problem, const TileKind& kind, int tile_n, int sp
   // What else a copy holds are the next group's channels, of which 0 times infinity would be NaN.
   const int64_t bytes = problem.group_channels() * Size(problem);
   if (problem.groups > 1 && bytes % kind.bytes_k != 0) return kNever;
-  const auto all = double(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n) * split_k);
+  const auto all = double(Tiles(problem, TileM(kind), tile_n) * split_k);
   const auto tiles = int64_t(std::ceil(all / device.multiprocessors));  // of a block
   if (kind.take_turns && tiles == 1) return kNever;  // nobody to take turns with
   const double busy = std::min(1.0, all / device.multiprocessors);
   // One warpgroup with wide tiles waits for its program between them, and for copies where all multiprocessors have
   // some: of 1576 x 3072 x 768, 125 blocks with 160 columns take 18.7 us, 104 of two with 96 columns 16.1 (H100).
   if (kind.consumers == 1 && tile_n > 128 && (tiles > 1 || busy > 0.9)) return kNever;
-  const int64_t copies = DivideUp(DivideUp(bytes, int64_t{kind.bytes_k}), int64_t{split_k});
-  const double mmas = double(std::min(copies * (kind.bytes_k / 128), DivideUp(bytes, 128))) *
+  const int64_t taps = Taps(problem),
+                copies = DivideUp(taps * DivideUp(bytes, int64_t{kind.bytes_k}), int64_t{split_k});
+  const int64_t whole = copies * (kind.bytes_k / 128);
+  const double mmas = double(taps > 1 ? whole : std::min(whole, DivideUp(bytes, 128))) *
       (kind.step + (kind.step_n + kind.crowd_n * busy) * tile_n) +
     kind.turn_n * busy * tile_n;
   const double rest = kind.rest + kind.rest_n * tile_n;
@@ -135,10 +150,13 @@ int64_t OperandRegisters(const Program& program, const Contraction& problem) {
 
 // How many such chunks fit beside the accumulators, what a norm keeps of them, and some thirty registers more.
 int64_t ChunksAhead(const Program& program, const Contraction& problem, const GemmConfig& config, bool is_normalized) {
-  const int64_t tiles = config.take_turns ? 2 : 1;  // of 64 rows
+  const int64_t tiles = config.m_tiles;
   const int64_t chunks = tiles * Chunks(problem, config);
   const int64_t kept = is_normalized ? config.tile_n / 2 + 24 : problem.gated ? 16 : 0;
-  const int64_t room = (config.consumers == 2 && !config.take_turns ? 146 : 200) - tiles * config.tile_n / 2 - kept;
+  const int64_t room = (config.take_turns || config.consumers == 1 ? 200
+                           : config.consumers == 2                 ? 146
+                                                                   : 96) -
+    tiles * config.tile_n / 2 - kept;
   if (Vector(problem) < 4) return 1;
   return std::clamp(room / std::max<int64_t>(1, OperandRegisters(program, problem)), int64_t{1}, chunks);
 }
@@ -152,19 +170,23 @@ struct Choice {
 // whole rows, each block one tile. Of few tiles a cluster may have one.
 Choice FindCheapest(const Contraction& problem, int most_cluster, const DeviceFacts& device) {
   Choice best{{}, std::numeric_limits<double>::infinity()};
-  const int64_t bytes = problem.channels * Size(problem);
+  const int64_t bytes = Taps(problem) * problem.channels * Size(problem);
   const auto consider = [&](const TileKind& kind, int tile_n, int cluster, int split_k) {
     if (tile_n < kind.least_n || tile_n > kind.most_n) return;
+    // Others read more of X than their last tile has use for: of 1568 x 4608 x 512, 125 blocks of 112 columns take
+    // 19 us, 100 of 128 columns 14 (H100).
+    const int64_t filters = problem.group_filters();
+    if (!IsPointwise(problem) && tile_n % 64 != 0 && filters % tile_n != 0 && tile_n < filters) return;
     const double cost = Cost(problem, kind, tile_n, split_k, device);
     if (cost >= best.cost) return;
     const int tile_k = kind.bytes_k / int(Size(problem));
     const bool rows_first = most_cluster == 0 && Rows(problem) < problem.filters;
-    best = {{tile_n, kind.consumers, tile_k, kind.take_turns, 0, rows_first, cluster, split_k}, cost};
+    best = {{tile_n, kind.consumers, tile_k, kind.take_turns, 0, rows_first, cluster, split_k, kind.m_tiles}, cost};
   };
   const auto consider_all = [&](const TileKind& kind) {
     if (most_cluster == 0)
       for (int tile_n = kind.least_n; tile_n <= kind.most_n; tile_n += kStepN) {
-        const int64_t tiles = Tiles(problem, TileM(1, false), tile_n), copies = DivideUp(bytes, int64_t{kind.bytes_k});
+        const int64_t tiles = Tiles(problem, TileM(kind), tile_n), copies = DivideUp(bytes, int64_t{kind.bytes_k});
         const bool may_divide = kind.consumers == 1 && problem.groups == 1;
         for (int split_k = 1; split_k <= (may_divide ? std::min<int64_t>(kMostSplit, copies) : 1); ++split_k) {
           // Two have multiprocessors beside each other, of which none is left over.
@@ -173,12 +195,14 @@ Choice FindCheapest(const Contraction& problem, int most_cluster, const DeviceFa
         }
       }
     for (int cluster = 1; cluster <= std::min(most_cluster, kMostCluster) && !kind.take_turns; ++cluster) {
-      const int64_t tiles = Tiles(problem, TileM(kind.consumers, false), problem.filters) * cluster;
+      const int64_t tiles = Tiles(problem, TileM(kind), problem.filters) * cluster;
       if (problem.filters % (int64_t{cluster} * kColumns) == 0 && tiles <= device.multiprocessors)
         consider(kind, int(std::min<int64_t>(problem.filters / cluster, INT32_MAX)), cluster, 1);
     }
   };
-  if (Size(problem) == 4)
+  if (!IsPointwise(problem))
+    std::for_each(std::begin(kImplicitTiles), std::end(kImplicitTiles), consider_all);
+  else if (Size(problem) == 4)
     std::for_each(std::begin(kFloatTiles), std::end(kFloatTiles), consider_all);
   else
     std::for_each(std::begin(kHalfTiles), std::end(kHalfTiles), consider_all);
@@ -190,20 +214,52 @@ int Stages(const Contraction& problem, const GemmConfig& config, const DeviceFac
   return int(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
 }
 
+// Of a filter of several taps, or with strides.
+bool IsImplicit(const Contraction& problem) { return !IsPointwise(problem); }
+
+const char* Entry(const Contraction& problem) { return IsImplicit(problem) ? "implicit_gemm" : "gemm"; }
+
+// Of what a matrix product's X, or a convolution's, is read by.
+cuda::TensorMap MapOfX(const Contraction& problem, const GemmConfig& config, size_t word) {
+  const Window &h = problem.rows(), &w = problem.columns();
+  const auto channels = uint64_t(problem.channels), columns = uint64_t(w.size), rows = uint64_t(h.size);
+  cuda::TensorMap map{word, 0, {channels, uint64_t(Rows(problem))}, {channels}, uint32_t(config.tile_m())};
+  map.tf32 = problem.dtype() == DType::kFloat;
+  if (!IsImplicit(problem)) return map;
+  map.sizes = {channels, columns, rows, uint64_t(problem.batch)};
+  map.steps = {channels, columns * channels, rows * columns * channels};
+  const auto last = [](const Window& window) { return int(window.pad_end - window.extent() + 1); };
+  map.im2col = {{int(-w.pad_begin), int(-h.pad_begin)}, {last(w), last(h)}, {uint32_t(w.stride), uint32_t(h.stride)}};
+  return map;
+}
+
 EngineKernel Make(const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail,
   const DeviceFacts& device) {
   std::vector<uint64_t> arguments = ConvArguments(program, problem, tail);
   const auto word = size_t(RoundUp(int64_t(arguments.size()), 8));  // of the maps
-  const auto channels = uint64_t(problem.channels);
-  const auto of_group = uint64_t(problem.group_channels());
-  const auto rows_of_tile = uint32_t(config.tile_m());
-  const bool tf32 = problem.dtype() == DType::kFloat;
-  std::vector<cuda::TensorMap> maps{{word, 0, {channels, uint64_t(Rows(problem))}, {channels}, rows_of_tile, 0, tf32}};
-  for (size_t input = 1; input <= 1u + problem.gated; ++input)
-    maps.push_back({word + input * cuda::kTensorMapWords, input, {of_group, uint64_t(problem.filters)}, {of_group},
-      uint32_t(Columns(problem, config.tile_n)), 0, tf32});
+  const auto channels = uint64_t(problem.group_channels()), filters = uint64_t(problem.filters);
+  const auto taps = uint64_t(Taps(problem));
+  const auto rows = uint32_t(Columns(problem, config.tile_n));
+  std::vector<cuda::TensorMap> maps{MapOfX(problem, config, word)};
+  for (size_t input = 1; input <= 1u + problem.gated; ++input) {
+    maps.push_back({word + input * cuda::kTensorMapWords, input, {channels, filters}, {channels}, rows});
+    maps.back().tf32 = maps[0].tf32;
+    if (!IsImplicit(problem)) continue;
+    maps.back().sizes = {channels, filters, taps, 1};
+    maps.back().steps = {taps * channels, channels, filters * taps * channels};
+  }
   arguments.resize(word + maps.size() * cuda::kTensorMapWords);
-  return {GemmSource(program, problem, config, tail), "gemm", GemmLaunch(problem, config, device), arguments, maps};
+  return {
+    GemmSource(program, problem, config, tail), Entry(problem), GemmLaunch(problem, config, device), arguments, maps};
+}
+
+// What FitsGemm and FitsImplicitGemm have in common.
+bool FitsMaps(const Program& program, const Contraction& problem, const DeviceFacts& device) {
+  if (!FitsEngines(program, problem, true)) return false;
+  if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
+  if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
+  if (problem.group_channels() * Size(problem) % 16 != 0) return false;  // rows begin at multiples of 16 bytes
+  return problem.groups == 1 || problem.group_channels() * Size(problem) % 128 == 0;  // as Cost wants
 }
 
 }  // namespace
@@ -214,12 +270,29 @@ bool IsPointwise(const Contraction& problem) {
 }
 
 bool FitsGemm(const Program& program, const Contraction& problem, const DeviceFacts& device) {
-  if (!FitsEngines(program, problem, true)) return false;
-  if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
-  if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
-  if (problem.channels * Size(problem) % 16 != 0) return false;  // rows begin at multiples of 16 bytes
-  if (problem.groups > 1 && problem.group_channels() * Size(problem) % 128 != 0) return false;  // as Cost wants
-  return IsPointwise(problem);
+  return FitsMaps(program, problem, device) && IsPointwise(problem);
+}
+
+bool FitsImplicitGemm(const Program& program, const Contraction& problem, const DeviceFacts& device) {
+  if (!FitsMaps(program, problem, device) || problem.gated || IsPointwise(problem)) return false;
+  constexpr int64_t kLeastBytes = 128 << 10;  // on less drivers up to CUDA 13.1 err, as CUTLASS notes
+  if (ElementCount(problem.x()) * Size(problem) < kLeastBytes) return false;
+  // What an im2col map and its copies take for two spatial dimensions.
+  return std::all_of(problem.windows.begin(), problem.windows.end(), [](const Window& window) {
+    return window.stride <= 8 && window.pad_begin <= 127 && window.pad_end <= 127 && window.extent() <= 128;
+  });
+}
+
+bool IsImplicitGemmFast(const Program&, const Contraction& problem, const DeviceFacts& device) {
+  const MeasuredGpu* const target = FindTarget(device);
+  if (target == nullptr) return false;
+  const TargetLimits& limits = target->limits;
+  const int64_t bytes = problem.group_channels() * Size(problem);
+  if (double(bytes) < limits.implicit_gemm_least_fill * double(RoundUp(bytes, 128))) return false;
+  if (Size(problem) == 4)
+    return ElementCount(problem.x()) + ElementCount(problem.result()) <= limits.implicit_gemm_most_elements_tf32;
+  return Taps(problem) * problem.group_channels() < limits.implicit_gemm_long_sum ||
+    ConfigureGemm(problem, device).split_k == 1;
 }
 
 bool IsGemmFast(const Program&, const Contraction& problem, const DeviceFacts& device) {
@@ -286,12 +359,12 @@ std::string GemmSource(
   text << ConvPreamble(program, problem, tail)
        << Defines({{"TILE_N", config.tile_n}, {"TILE_K", config.tile_k}, {"CONSUMERS", config.consumers},
             {"STAGES", config.stages}, {"GROUP_CHANNELS", problem.group_channels()},
-            {"GROUP_FILTERS", problem.group_filters()}, {"TAKE_TURNS", config.take_turns},
-            {"M_TILES", config.take_turns ? 2 : 1}, {"ROWS_FIRST", config.rows_first}, {"BAND", kBand},
+            {"GROUP_FILTERS", problem.group_filters()}, {"TAKE_TURNS", config.take_turns}, {"M_TILES", config.m_tiles},
+            {"IS_IMPLICIT", IsImplicit(problem)}, {"ROWS_FIRST", config.rows_first}, {"BAND", kBand},
             {"COLUMNS", kColumns}, {"AHEAD", ChunksAhead(program, problem, config, tail != nullptr)},
             {"VECTOR", Vector(problem)}, {"SPLIT_K", config.split_k}, {"CLUSTER", config.cluster * config.split_k},
             {"IS_NORMALIZED", tail != nullptr}})
-       << "\n"
+       << "#define ENTRY " << Entry(problem) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kTmaSource << "\n"
        << kClusterSource << "\n"
@@ -313,6 +386,10 @@ cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& confi
 
 EngineKernel MakeGemm(const Program& program, const Contraction& given, const DeviceFacts& device) {
   const Contraction problem = WithRowsAsBatch(given);
+  return Make(program, problem, ConfigureGemm(problem, device), nullptr, device);
+}
+
+EngineKernel MakeImplicitGemm(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   return Make(program, problem, ConfigureGemm(problem, device), nullptr, device);
 }
 

@@ -1,5 +1,4 @@
-// y[p, m] = program(sum over c of x[p, c] w[m, c]): a matrix product, or a pointwise (1x1) convolution of stride 1;
-// each group has tiles of its own
+// y[p, m] = program(sum over c of x[p, c] w[m, c]): a matrix product or a convolution; each group has tiles of its own
 //
 // Before this text comes what engine.h says, and wgmma.cuh, tma.cuh, cluster.cuh and gemm_epilogue.cuh; with a norm
 // (IS_NORMALIZED) also gemm_norm.cuh: the blocks of a cluster have the tiles of the same rows then, one each. Where
@@ -12,11 +11,15 @@
 // 64 rows, or, with TAKE_TURNS, each has tiles of 128 rows of its own and runs the program while the tensor cores work
 // for the other. Clusters whose blocks share w by multicast were no faster at any size, nor were two blocks of a
 // multiprocessor.
+//
+// IS_IMPLICIT, of a filter of several taps or with strides, a K tile is channels of one tap, and TMA finds the pixels
+// that the tile's results see of it (im2col).
 
 #define SHARERS (TAKE_TURNS ? 1 : CONSUMERS)  // warpgroups of a tile
 #define TILE_M (64 * M_TILES * SHARERS)
 #define ROW (128 / SIZE)  // channels of a swizzled row
-#define K_TILES ((GROUP_CHANNELS + TILE_K - 1) / TILE_K)
+#define CHANNEL_TILES ((GROUP_CHANNELS + TILE_K - 1) / TILE_K)
+#define K_TILES (KERNEL_H * KERNEL_W * CHANNEL_TILES)
 #define K_PART (SPLIT_K > 1 ? (int)blockIdx.x % SPLIT_K : 0)
 #define FIRST_K (K_TILES * K_PART / SPLIT_K)
 #define END_K (K_TILES * (K_PART + 1) / SPLIT_K)
@@ -68,13 +71,26 @@ struct Producer {
   DEVICE void copy(const Ring<STAGES>& ring, int k_tile, const Tiles& tiles) const {
     const unsigned to = stages + ring.stage * STAGE_BYTES + (OF_X ? 0 : X_BYTES), barrier = full + ring.stage * 8;
     expect_bytes(barrier, OF_X ? X_BYTES : W_BYTES);
+#if IS_IMPLICIT
+    const int tap = k_tile / CHANNEL_TILES, y = tiles.row() % IMAGE / OUT_W * STRIDE_H - PAD_TOP;
+#endif
 #pragma unroll
     for (int k = 0; k < TILE_K; k += ROW) {
+#if IS_IMPLICIT
+      const int channel = k_tile % CHANNEL_TILES * TILE_K + k;
+      if (OF_X)
+        copy_pixels(to + k * (TILE_M * SIZE), &g.x, tiles.group() * GROUP_CHANNELS + channel,
+          tiles.row() % OUT_W * STRIDE_W - PAD_LEFT, y, tiles.row() / IMAGE, tap % KERNEL_W * DILATION_W,
+          tap / KERNEL_W * DILATION_H, barrier);
+      else
+        copy_box(to + k * (TILE_N * SIZE), &g.w, channel, tiles.column(), tap, 0, barrier);
+#else
       const int channel = k_tile * TILE_K + k;
       if (OF_X)
         copy_box(to + k * (TILE_M * SIZE), &g.x, tiles.group() * GROUP_CHANNELS + channel, tiles.row(), barrier);
       else
         copy_box(to + k * (TILE_N * SIZE), &g.w, channel, tiles.column(), barrier);
+#endif
 #if GATED
       if (!OF_X) copy_box(to + k * (TILE_N * SIZE) + TILE_COLUMNS * 128, &g.gate, channel, tiles.column(), barrier);
 #endif
@@ -168,8 +184,8 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
   }
 #pragma unroll 1
   for (int turn = 0; tiles.exists(); tiles.step(TAKE_TURNS ? CONSUMERS : 1), ++turn) {
-    Epilogue epilogue{
-      a, staging, tiles.rows, tiles.row() + own_rows + warp % 4 * 16, tiles.column(), tiles.end(), K_PART};
+    const int warp_row = own_rows + warp % 4 * 16;
+    Epilogue epilogue{a, staging, tiles.rows, tiles.row() + warp_row, tiles.column(), tiles.end(), K_PART};
 #pragma unroll
     for (int chunk = 0; chunk < AHEAD; ++chunk) epilogue.load(chunk);  // beside all that the tensor cores do
     float sums[M_TILES][TILE_N / 2];
@@ -203,7 +219,7 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
     for (int m = 0; m < M_TILES; ++m) wait_wgmma(sums[m]);
     release(before);
 #if IS_NORMALIZED
-    normalize(epilogue, sums, own_rows + warp % 4 * 16);
+    normalize(epilogue, sums, warp_row);
 #elif SPLIT_K > 1
     float whole[1][(1 + GATED) * SUMS];
     float4* const parts = (float4*)((char*)shared + STAGES * STAGE_BYTES + CONSUMERS * 4 * 16 * PITCH * 4);
@@ -219,7 +235,7 @@ extern "C" __global__ void
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
-  __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ GemmArguments g) {
+  __launch_bounds__(THREADS, 1) ENTRY(const __grid_constant__ GemmArguments g) {
   extern __shared__ __align__(1024) uint4 shared[];
   __shared__ __align__(8) unsigned long long barriers[2 * STAGES + CONSUMERS];
   const unsigned full = shared_address(barriers), empty = full + STAGES * 8, turns = empty + STAGES * 8;

@@ -1,5 +1,5 @@
-// Matrix products and pointwise (1x1) convolutions of stride 1 in fp16, bf16 and TF32, NHWC: a persistent,
-// warp-specialized GEMM on Hopper's tensor cores and copy engine.
+// Matrix products and convolutions in fp16, bf16 and TF32, NHWC: a persistent, warp-specialized GEMM on Hopper's tensor
+// cores and copy engine, which reads a convolution's pixels in place (implicit GEMM).
 #pragma once
 
 #include "ortplugin/ops/conv/engines/engine.h"
@@ -15,11 +15,13 @@ struct GemmConfig {
   bool rows_first;  // neighbouring tiles have the same columns
   int cluster = 1;  // blocks that share rows, for a norm of these
   int split_k = 1;  // or blocks that share a tile, each with a part of K
+  int m_tiles = 1;  // MMAs of 64 rows of a warpgroup
 
-  int tile_m() const { return take_turns ? 128 : 64 * consumers; }
+  int tile_m() const { return 64 * m_tiles * (take_turns ? 1 : consumers); }
 };
 
-EngineTest FitsGemm, IsGemmFast;
+EngineTest FitsGemm, IsGemmFast;  // of what is pointwise
+EngineTest FitsImplicitGemm, IsImplicitGemmFast;  // of every other filter
 GemmConfig ConfigureGemm(const Contraction& problem, const DeviceFacts& device);
 std::string GemmSource(
   const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail = nullptr);
@@ -36,7 +38,7 @@ Contraction WithTwoWindows(const Contraction& problem);
 // kernel for all numbers of rows.
 Contraction WithRowsAsBatch(const Contraction& problem);
 
-EngineMake MakeGemm;
+EngineMake MakeGemm, MakeImplicitGemm;
 
 // One kernel for a product and a norm of its rows, which `problem` has as its batch (WithRowsAsBatch): each cluster, of
 // up to `most_cluster` blocks, has one tile of whole rows. Empty where that is not computed, where more tiles than the

@@ -76,7 +76,7 @@ DEVICE void normalize(Epilogue& epilogue, const float (&sums)[M_TILES][TILE_N / 
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       const int m = epilogue.column_of(chunk);
       NormPixelOperands<VECTOR> pixel;
-      pixel.load(a, p / IMAGE, p % IMAGE / IMAGE_W, p % IMAGE_W, m, p * FILTERS + m);
+      pixel.load(a, p / IMAGE, p % IMAGE / OUT_W, p % OUT_W, m, p * FILTERS + m);
       if (OF_IMAGE) tile[chunk].load(a, p / IMAGE, m);
       NormResults<VECTOR> results;
 #pragma unroll

@@ -240,8 +240,7 @@ std::optional<EngineKernel> MakeGrouped(const Program& program, const Contractio
               : problem.dtype() == DType::kFloat16 ? "\"f16\""
                                                    : "\"bf16\"")
        << "\n#define MMA_HALF_K " << (t.octet == 4 ? "\"4\"" : "\"8\"") << "\n"
-       << Defines({{"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation},
-            {"GROUP_CHANNELS", problem.group_channels()}, {"GROUP_FILTERS", problem.group_filters()},
+       << Defines({{"GROUP_CHANNELS", problem.group_channels()}, {"GROUP_FILTERS", problem.group_filters()},
             {"OCTET", t.octet}, {"FLAT", t.flat}, {"MERGED", t.merged}, {"CHUNK", t.chunk}, {"COLUMNS", t.columns},
             {"ITEM_UNITS", t.item_units}, {"BLOCK_UNITS", t.block_units}, {"BLOCK_SUBS", t.block_subs},
             {"TILE_H", t.tile_h}, {"TILE_W", t.tile_w}, {"STEP_H", t.step_h}, {"STEP_W", t.step_w}, {"PARTS", t.parts},

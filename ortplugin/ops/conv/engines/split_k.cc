@@ -121,8 +121,7 @@ SplitKConfig ConfigureSplitK(const Contraction& problem, const DeviceFacts& devi
 
 std::string SplitKSource(const Program& program, const Contraction& problem, const SplitKConfig& config) {
   return Joined(ConvPreamble(program, problem),
-    Defines({{"DILATION_H", problem.rows().dilation}, {"DILATION_W", problem.columns().dilation},
-      {"TILE_N", config.tile_n}, {"SPLIT_K", config.split_k}, {"WARPS", config.warps}, {"STAGES", config.stages},
+    Defines({{"TILE_N", config.tile_n}, {"SPLIT_K", config.split_k}, {"WARPS", config.warps}, {"STAGES", config.stages},
       {"VECTOR", Vector(problem, config)}}),
     "\n", WgmmaSource(problem.dtype(), config.tile_n), "\n", "#define CLUSTER SPLIT_K\n\n", kClusterSource, "\n",
     kSplitKSource);

@@ -67,6 +67,8 @@ const std::vector<Engine>& EngineTable() {
     {"gemm", FitsGemm, IsGemmFast, Make<MakeGemm>,
       "matrix products, and pointwise (1x1) convolutions of stride 1; behind conv_1x1, which reads the weights once. "
       "As measured"},
+    {"implicit_gemm", FitsImplicitGemm, IsImplicitGemmFast, Make<MakeImplicitGemm>,
+      "convolutions of several taps, and with strides; behind all that know more of their filters. As measured"},
     {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
       "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
     {"nchw_few", FitsNchwFew, Always, Make<MakeNchwFew>,
