@@ -1,5 +1,5 @@
-"""FusedConv's engines for NHWC: depthwise, stem, GEMV, implicit GEMM. In every tile configuration equal to the reference, and infinite
-pixels reach no result that they don't belong to."""
+"""FusedConv's engines for NHWC: depthwise, stem, GEMV, implicit GEMM. In every tile configuration equal to the
+reference, and infinite pixels reach no result that they don't belong to."""
 
 from dataclasses import replace
 

@@ -113,18 +113,6 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
     CHECK_WITH(rows == 1 || BeforeWait(kernel->source).empty(), variant + BeforeWait(kernel->source));
   }
   if (!device.has_wgmma()) return;
-  const Refusals refusals(SquareConv(kHalf, false, 8, 56, 64, 64, 3, 1, 1, 56),
-    [&](const Contraction& other) { return FitsImplicitGemm(Program::Parse(kIdentity), other, device); });
-  refusals.Check("float32", [](auto* conv) { conv->dtypes = Contraction::AllOf(kFloat); });
-  refusals.Check("groups of half a copy", [](auto* conv) { conv->groups = 2; });
-  refusals.Check("12 channels", [](auto* conv) { conv->channels = 12; });
-  refusals.Check("transposed", [](auto* conv) { conv->transposed = true; });
-  refusals.Check("Y with channels first", [](auto* conv) { conv->y_channels_first = true; });
-  refusals.Check("pointwise", [](auto* conv) { conv->windows.assign(2, {1, 1, 1, 0, 0, 56, 56}); });
-  refusals.Check("a small image", [](auto* conv) { conv->batch = 1, conv->rows().size = 18; });
-  refusals.Check("a stride", [](auto* conv) { conv->columns().stride = 9; });
-  refusals.Check("a pad", [](auto* conv) { conv->rows().pad_end = 128; });
-  refusals.Check("taps far apart", [](auto* conv) { conv->rows().dilation = 64; });
 
   // Configurations of all sizes: they fit, and there is something to do ahead.
   for (const int64_t rows : {1, 7, 197, 1024, 100000})
@@ -260,6 +248,18 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
 
   const Contraction known = Product(kHalf, 128, 96, 256);
   const auto fits = [&](const Contraction& other) { return FitsGemm(Program::Parse(kIdentity), other, device); };
+  const Refusals implicit(SquareConv(kHalf, false, 8, 56, 64, 64, 3, 1, 1, 56),
+    [&](const Contraction& other) { return FitsImplicitGemm(Program::Parse(kIdentity), other, device); });
+  implicit.Check("float32", [](auto* conv) { conv->dtypes = Contraction::AllOf(kFloat); });
+  implicit.Check("groups of half a copy", [](auto* conv) { conv->groups = 2; });
+  implicit.Check("12 channels", [](auto* conv) { conv->channels = 12; });
+  implicit.Check("transposed", [](auto* conv) { conv->transposed = true; });
+  implicit.Check("Y with channels first", [](auto* conv) { conv->y_channels_first = true; });
+  implicit.Check("pointwise", [](auto* conv) { conv->windows.assign(2, {1, 1, 1, 0, 0, 56, 56}); });
+  implicit.Check("a small image", [](auto* conv) { conv->batch = 1, conv->rows().size = 18; });
+  implicit.Check("a stride", [](auto* conv) { conv->columns().stride = 9; });
+  implicit.Check("a pad", [](auto* conv) { conv->rows().pad_end = 128; });
+  implicit.Check("taps far apart", [](auto* conv) { conv->rows().dilation = 64; });
   const Refusals refusals = RefusalsOfWgmma(known, fits, true);
   refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
   refusals.Check("X with channels first", [](Contraction* changed) { changed->x_channels_first = true; });
