@@ -17,6 +17,7 @@ set(kernel_files
   kConv1x1Source=ops/conv/engines/conv_1x1.cu
   kGemmSource=ops/conv/engines/gemm.cu
   kGemmNormSource=ops/conv/engines/gemm_norm.cuh
+  kPatchSource=ops/conv/engines/patch.cu
   kGemmEpilogueSource=device/gemm_epilogue.cuh
   kNchwFewSource=ops/conv/engines/nchw_few.cu
   kNchwGemmSource=ops/conv/engines/nchw_gemm.cu

@@ -224,6 +224,29 @@ def test_implicit_gemm_beside_infinity():
   check_same_bits(conv)
 
 
+# x, filters, kernel, pads: several tiles of filters, and parts of one; what fills no tile; even filters, and one row.
+PATCHES = [
+  ((8, 64, 56, 56), 64, (3, 3), [1, 1, 1, 1]),
+  ((4, 48, 113, 98), 100, (3, 3), [1, 1, 1, 1]),
+  ((5, 40, 95, 83), 20, (3, 3), [0, 2, 3, 1]),
+  ((8, 56, 60, 57), 132, (2, 4), [1, 2, 0, 1]),
+  ((8, 64, 64, 59), 64, (1, 5), [0, 0, 0, 0]),
+]
+
+
+@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("x, filters, kernel, pads", PATCHES)
+def test_patches(x, filters, kernel, pads, dtype):
+  conv = own(Conv(SCALED, dtype, "NHWC", x, filters, kernel, attributes={"pads": pads}))
+  conv.run()
+  replace(conv, program=SEVERAL, constant=False).run()
+  if dtype == "float16":
+    bare = replace(conv, program=BARE, attributes={**conv.attributes, "pads": [0] * 4})
+    check_infinite_everywhere(bare, np.inf)
+    check_offsets(replace(conv, program=RELU, constant=False))
+    check_same_bits(replace(conv, program=RELU))
+
+
 @parametrize("dtype", FLOATS)
 @parametrize(
   "batch, channels, filters",

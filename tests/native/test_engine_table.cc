@@ -37,7 +37,7 @@ std::vector<Case> Cases() {
     {"stem", Square(kHalf, 8, 224, 3, 32, 3, 2), true}, {"gemv", Square(kHalf, 1, 1, 512, 1000, 1), true},
     {"gemv", Square(kHalf, 4, 1, 512, 1000, 1), false}, {"split_k", Square(kHalf, 1, 14, 256, 256, 3), false},
     {"conv_1x1", Square(kHalf, 8, 56, 64, 64, 1), false}, {"gemm", Square(kHalf, 1024, 1, 768, 3072, 1), false},
-    {"implicit_gemm", Square(kHalf, 8, 56, 128, 128, 3), false},
+    {"patch", Square(kHalf, 8, 112, 64, 64, 3), false}, {"implicit_gemm", Square(kHalf, 8, 56, 128, 128, 3), false},
     {"polyphase", Square(kHalf, 8, 28, 128, 128, 4, 2, true), false},
     {"nchw_few", Square(kFloat, 8, 28, 8, 8, 1), true}, {"nchw_gemm", Square(kHalf, 8, 28, 196, 196, 1), true},
     {"direct", Square(kFloat, 100, 28, 1, 16, 3), false}};

@@ -7,6 +7,7 @@
 
 #include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/ops/conv/engines/gemv.h"
+#include "ortplugin/ops/conv/engines/patch.h"
 #include "tests/native/kernel_main.h"
 #include "tests/native/wgmma_cases.h"
 
@@ -67,6 +68,18 @@ std::vector<ConvCase> ImplicitCases() {
   return WithOperands(cases);
 }
 
+// Of one and several tiles of filters, which fill none; images that fill no tile.
+std::vector<ConvCase> PatchCases() {
+  std::vector<ConvCase> cases;
+  for (const char* program : {kRelu, kResidual}) {
+    cases.push_back({program, SquareConv(kHalf, false, 8, 224, 64, 64, 3, 1, 1, 224)});
+    cases.push_back({program, SquareConv(kHalf, false, 8, 113, 48, 132, 3, 1, 1, 113)});
+    cases.back().problem.constant_weights = true;
+  }
+  cases.push_back({kMixed, SquareConv(kBrain, false, 2, 100, 64, 128, 2, 1, 0, 99)});
+  return WithOperands(cases);
+}
+
 }  // namespace
 
 void TestKernels(const std::string&, const DeviceFacts& device) {
@@ -96,6 +109,19 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
       variant);
   };
   ForEachCase(ImplicitCases(), device, FitsImplicitGemm, check_implicit, 3);
+  const auto check_patch = [&](const Program& program, const Contraction& problem) {
+    const EngineKernel kernel = MakePatch(program, problem, device);
+    const std::string variant = CheckCompiles(device, kernel.source, kernel.entry, problem, kernel.launch, "");
+    CHECK_WITH(
+      BeforeWait(kernel.source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
+      variant);
+  };
+  ForEachCase(PatchCases(), device, FitsPatch, check_patch, 3);
+  if (device.has_wgmma())
+    for (const auto& [size, channels, filters] : {std::array{56, 64, 64}, {112, 48, 100}, {112, 64, 64}})
+      CHECK(std::string(FindEngineKernel(Program::Parse(kIdentity),
+              SquareConv(kHalf, false, 8, size, channels, filters, 3, 1, 1, size), device, true)
+                ->entry) == "patch");
   const auto norm_of = [](const char* text) { return NormProgram::Parse(text); };
   const NormProgram layer = norm_of(
     "(float16 x, float16 g, float16 b) => (float16 y) { n = LayerNormalization(x) m = Mul(n, g) y = Add(m, b) }");

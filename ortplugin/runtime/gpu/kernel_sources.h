@@ -38,6 +38,7 @@ extern const char kConv1x1Source[];
 extern const char kWgmmaSource[];
 extern const char kGemmSource[];
 extern const char kGemmNormSource[];
+extern const char kPatchSource[];
 extern const char kGemmEpilogueSource[];
 extern const char kNchwFewSource[];
 extern const char kNchwGemmSource[];

@@ -18,6 +18,7 @@ static void Encode(const TensorMap& map, uint64_t address, uint64_t* words) {
   std::vector<uint32_t> box(map.sizes.size(), 1), steps(map.sizes.size(), 1);
   box[0] = 128 / size;
   box[1] = map.box_rows;
+  if (box.size() > 2) box[2] = map.box_matrices;
   alignas(64) uint64_t encoded[kTensorMapWords];
   const int dtype = map.tf32 ? kMapTf32 : kMapUint16;
   const auto rank = uint32_t(map.sizes.size());

@@ -28,6 +28,7 @@ struct TensorMap {
   uint32_t box_rows;  // up to 256
   uint64_t offset = 0;  // where the tensor begins, in elements: a multiple of 16 bytes
   bool tf32 = false;
+  uint32_t box_matrices = 1;  // of rows, of the third dimension
   std::optional<Im2col> im2col = {};  // of the sizes C, W, H, N; the images have 128 KiB at least
 };
 constexpr size_t kTensorMapWords = 16;

@@ -20,6 +20,7 @@
 #include "ortplugin/ops/conv/engines/gemv.h"
 #include "ortplugin/ops/conv/engines/nchw.h"
 #include "ortplugin/ops/conv/engines/grouped.h"
+#include "ortplugin/ops/conv/engines/patch.h"
 #include "ortplugin/ops/conv/engines/polyphase.h"
 #include "ortplugin/ops/conv/engines/split_k.h"
 #include "ortplugin/ops/conv/engines/stem.h"
@@ -67,6 +68,9 @@ const std::vector<Engine>& EngineTable() {
     {"gemm", FitsGemm, IsGemmFast, Make<MakeGemm>,
       "matrix products, and pointwise (1x1) convolutions of stride 1; behind conv_1x1, which reads the weights once. "
       "As measured"},
+    {"patch", FitsPatch, IsPatchFast, Make<MakePatch>,
+      "stride 1, up to 64 channels, large images; before implicit_gemm, which reads a pixel once for each tap. As "
+      "measured"},
     {"implicit_gemm", FitsImplicitGemm, IsImplicitGemmFast, Make<MakeImplicitGemm>,
       "convolutions of several taps, and with strides; behind all that know more of their filters. As measured"},
     {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
