@@ -395,6 +395,13 @@ def kinds(rows):
   return list(found.values())
 
 
+def gain(row):
+  """The least of the others' times over that of our kernel with the epilogue; None where it has none."""
+  times = row["microseconds"]
+  others = [time for name, time in times.items() if not name.startswith("own") and not name.endswith("bare")]
+  return min(others) / times["own"] if "own" in times else None
+
+
 def table(record, name, summed=False):
   """One table of the record, in Markdown. `summed`: of a whole network by kinds."""
   if not (rows := record.get(name, {}).get("rows")):
@@ -403,8 +410,12 @@ def table(record, name, summed=False):
   total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in rows[0]["microseconds"]}
   if network and summed:
     rows = kinds(rows)
+  line = ""
+  if not network:
+    rows, line = timing.ends(rows, gain)
   columns = {key: title for key, title in COLUMNS[name].items() if key in rows[0]["microseconds"]}
   lines = [
+    *([line, ""] if line else []),
     "| convolution | after it | times | " + " | ".join(columns.values()) + " |",
     "|---|---|---:|" + "---:|" * len(columns),
   ]

@@ -257,7 +257,7 @@ def measure_contenders(case, tuned):
   return {**row, "wrong": wrong} if wrong else row
 
 
-SHOWN = 12  # rows of many
+SHOWN = 6  # rows of many
 COLUMNS = {
   "torch": "torch, transposed",
   "torch gradient": "torch, input gradient",

@@ -247,7 +247,10 @@ def measure_million(dtype, reduction, unique):
 def table(record):
   """The record as two Markdown tables."""
   lines = ["| data, k | " + " | ".join(COLUMNS.values()) + " | / copy |", "|---|" + "---:|" * (len(COLUMNS) + 1)]
-  for row in record["rows"]:
+  shown, line = timing.ends(record["rows"], lambda row: row["microseconds"]["copy"] / row["microseconds"]["ortplugin"])
+  if line:
+    lines = [f"Against a copy: {line[0].lower() + line[1:]}", "", *lines]
+  for row in shown:
     times = row["microseconds"]
     what = "rows" if row["operator"] == "ScatterND" else "elements"
     cells = [f"{times[column]:.1f}" for column in COLUMNS]

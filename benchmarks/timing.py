@@ -340,11 +340,11 @@ def page(lines, name, where, note="", unit="Microseconds of a step, medians", li
 
 def ends(rows, speed, shown=4):
   """What a table has of many rows: the slowest, three of the fastest, and a line on all. `speed(row)`: over theirs."""
-  speeds = {row["case"]: speed(row) for row in rows}
-  known = sorted((row for row in rows if speeds[row["case"]] is not None), key=lambda row: speeds[row["case"]])
+  speeds = [(each, number) for number, row in enumerate(rows) if (each := speed(row)) is not None]
+  known = [rows[number] for _, number in sorted(speeds)]
   if len(known) <= shown + 3:
     return rows, ""
-  values = [speeds[row["case"]] for row in known]
+  values = [each for each, _ in speeds]
   mean = math.exp(sum(map(math.log, values)) / len(values))
   line = (
     f"Of {len(values)}: geometric mean {mean:.2f}, {sum(x < 0.995 for x in values)} below 1. The slowest, and three:"
@@ -359,19 +359,28 @@ def to_copy(row):
 
 
 def table(record, columns, head, rule, name, last=None):
-  """A Markdown table of the record's microseconds, those of `columns` that were measured; its lines.
+  """A Markdown table of the record's microseconds, those of `columns` that were measured, of many rows the ends; its
+  lines.
 
   `head`, `rule` and `name` begin the lines, each up to its first time: "| tensors", "|---|" and what names a row.
   `last`: the title of a column behind the times, and its cell for a row.
   """
   present = [column for column in columns if column in record["rows"][0]["microseconds"]]
+  shown, line = ends(record["rows"], _gain)
   lines = [[head, *(columns[column] for column in present), *([last[0]] if last else [])]]
-  for row in record["rows"]:
+  for row in shown:
     times = row["microseconds"]
     cells = [f"{times[column]:.1f}" if column in times else "" for column in present]
     lines.append([name(row), *cells, *([last[1](row)] if last else [])])
-  shown = [" | ".join(line) + " |" for line in lines]
-  return [shown[0], rule + "---:|" * (len(lines[0]) - 1), *shown[1:]]
+  texts = [" | ".join(cells) + " |" for cells in lines]
+  return [*([line, ""] if line else []), texts[0], rule + "---:|" * (len(lines[0]) - 1), *texts[1:]]
+
+
+def _gain(row):
+  """The least of the others' times, but for a copy's, over ours."""
+  times = row["microseconds"]
+  others = [time for name, time in times.items() if name not in ("ortplugin", "copy")]
+  return min(others) / times["ortplugin"] if others and "ortplugin" in times else None
 
 
 def free_memory():

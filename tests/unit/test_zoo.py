@@ -3,8 +3,6 @@
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import timing
 import zoo
 import zoo_networks
-from zoo_row import FACTOR, FLOORS, Gate, Job, Setting, in_float32, judge, make_session
+from zoo_row import FACTOR, FLOORS, Job, Setting, in_float32, judge, make_session
 
 ENVIRONMENT = {"gpu": "one", "driver": "1", "onnxruntime": "1", "torch": "1", "commit": "a" * 40, "date": "today"}
 
@@ -148,18 +146,10 @@ def _pretend(job, setting, tell):
     tell({"stage": "optimized", "failing": "fails"})
     print("some last words", flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
-  elif job.case.startswith("once: "):
-    if not (mark := Path(job.case.removeprefix("once: "))).exists():
-      mark.touch()
-      os.kill(os.getpid(), signal.SIGABRT)
-    tell({"verdict": "right"})
-  elif job.case == "dies late":
+  else:
     tell({"error_torch": 1e-3, "error_ort": 1e-3, "error": 0.5})
     tell({"stage": "times", "failing": ""})
     os._exit(3)
-  else:
-    tell({"stage": "export", "failing": "no export"})
-    time.sleep(60)
 
 
 def _swept(*cases, **given):
@@ -181,79 +171,6 @@ def test_a_process_that_dies_is_a_row_and_the_others_go_on():
   assert rows["dies late"]["why"].endswith("died in 'times': exit code 3")
 
 
-@one_in(0)
-def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path):
-  case = f"once: {tmp_path / 'mark'}"
-  rows = _swept(case, "right")
-  assert list(rows) == ["right", case]
-  assert rows[case]["verdict"] == "right"
-  assert rows[case]["first"] == "not run: died in 'start': SIGABRT"
-  assert "measured again, because: `not run: died in 'start': SIGABRT`" in "".join(
-    zoo._problems({"a network": [rows[case] | {"case": "a network"}]})
-  )
-
-
-@one_in(0)
-def test_what_waits_for_its_second_measurement_is_no_row(tmp_path, patch):
-  patch(zoo, "SECOND_WORKERS", 0)
-  assert list(_swept(f"once: {tmp_path / 'mark'}", "right")) == ["right"]
-
-
-@one_in(0)
-def test_a_row_that_takes_too_long_is_ended():
-  rows = _swept("sleeps", "right", workers=2, limit=5)
-  assert rows["right"]["verdict"] == "right"
-  assert rows["sleeps"]["verdict"] == "no export"
-  assert rows["sleeps"]["why"] == "'export' was not done after 5 s"
-
-
-@one_in(0)
-def test_a_sweep_ends_in_time_without_what_is_not_done():
-  begun = time.monotonic()
-  assert "sleeps" not in _swept("right", "sleeps", "sleeps", seconds=8)
-  assert time.monotonic() - begun < 45  # and not the minute that they sleep
-
-
-def test_a_process_takes_one_row_after_the_other():
-  todo = [Job("right", precision, "dynamo") for precision in ("fp16", "fp32")]
-  rows = list(zoo.sweep(todo, Setting("cpu"), workers=1, limit=20, seconds=300, function=_pretend))
-  assert len(rows) == 2
-  assert rows[0]["process"] == rows[1]["process"] != os.getpid()
-
-
-def test_who_times_is_alone_and_not_kept_waiting(tmp_path):
-  order = []
-  held, waits = threading.Event(), threading.Event()
-
-  def check():
-    with Gate(tmp_path).shared():
-      held.set()
-      waits.wait(20)
-      time.sleep(0.3)
-      order.append("first check ends")
-
-  def measure():
-    with Gate(tmp_path).alone():
-      order.append("times")
-      time.sleep(0.3)
-      order.append("times ends")
-
-  def check_later():
-    with Gate(tmp_path).shared():
-      order.append("second check")
-
-  threads = [threading.Thread(target=target) for target in (check, measure, check_later)]
-  threads[0].start()
-  assert held.wait(20)
-  for thread in threads[1:]:
-    thread.start()
-    time.sleep(0.2)
-  waits.set()
-  for thread in threads:
-    thread.join(20)
-  assert order == ["first check ends", "times", "times ends", "second check"]
-
-
 # ---- record and table
 
 
@@ -267,56 +184,6 @@ def _row(case, precision="fp16", exporter="dynamo", **values):
 SMALL, USUAL, THIRD = list(zoo_networks.CASES)[:3]
 
 
-def test_the_table_has_wrong_networks_first_and_reasons_once():
-  rows = [
-    _row(SMALL),
-    _row(SMALL, "fp32", us=50.0, us_ort=200.0),
-    _row(SMALL, exporter="torchscript", before=69, us=125.0),
-    _row(USUAL, verdict="wrong", why="3 of 100 replays differ", differed=3),
-    {"case": THIRD, "precision": "fp16", "exporter": "dynamo", "verdict": "no export", "why": "no `aten::x`"},
-    {"case": THIRD, "precision": "fp32", "exporter": "dynamo", "verdict": "no export", "why": "no `aten::x`"},
-    {"case": "of another list", "precision": "fp16", "exporter": "dynamo", "verdict": "right"},
-  ]
-  lines = zoo.table({"environment": ENVIRONMENT, "rows": rows}).split("\n")
-  assert [line.split("|")[1].strip() for line in lines[2:4]] == [f"**{USUAL}**", SMALL]
-  cells = [cell.strip() for cell in lines[3].split("|")[2:-1]]
-  assert cells == ["49 → 24", "1.0e-03", "1.0e-03", "1.5e-03", "1.0e-03", "1.5e-03", "0 / 300",
-                   "250", "", "100", "200", "", "50", "69 → 24; 2.00 times ORT"]  # fmt: skip
-  assert lines[2].split("|")[8].strip() == "3 / 100"
-  text = "\n".join(lines)
-  assert "6 rows of 3 networks: 3 right, 2 no export, 1 wrong." in text
-  assert text.count("aten::x") == 1
-  assert f"- no export: `no 'aten::x'`: {THIRD}" in lines
-  assert f"- **wrong**: `3 of 100 replays differ`: {USUAL}" in lines
-  assert text.index("**wrong**") < text.index("- no export")
-  assert "of another list" not in text
-
-
-def test_the_docs_have_the_ends_of_the_table():
-  cases = list(zoo_networks.CASES)[:7]
-  times = (100.0, 50.0, 400.0, 200.0, 90.0)
-  rows = [_row(case, us=us) for case, us in zip(cases, times, strict=False)]
-  rows += [_row(cases[1], "fp32", us=10.0), _row(cases[4], "fp32", us=99.0), _row(cases[0], "fp32", us=50.0)]
-  rows += [_row(cases[5], verdict="wrong", why="so"), _row(cases[6], verdict="wrong", why="so")]
-  rows += [
-    {"case": case, "precision": "fp32", "exporter": "dynamo", "verdict": verdict, "why": "no"}
-    for case in cases[2:4]
-    for verdict in ("no export", "not judged")
-  ]
-  whole = zoo.table({"environment": ENVIRONMENT, "rows": rows})
-  text = zoo.table({"environment": ENVIRONMENT, "rows": rows}, 1)
-  shown = [line.split("|")[1].strip(" *") for line in text.split("\n")[2:] if line.startswith("|")]
-  assert shown == [*cases[5:], *(cases[at] for at in (1, 2, 4))]  # of fp16 at 1 and 2, of fp32 at 1 and 4
-  assert "prints all" in text
-  assert "prints all" not in whole
-  assert f"- **wrong**: `so`: {cases[5]}, {cases[6]}" in text
-  assert f"- not judged: `no`: {cases[2]} (fp32 dynamo), and 1 more" in text
-  assert "- no export" not in text
-  assert f"- no export: `no`: {cases[2]} (fp32 dynamo), {cases[3]} (fp32 dynamo)" in whole
-  means = [line for line in text.split("\n") if "geometric means" in line]
-  assert means[0].startswith(next(line for line in whole.split("\n") if "geometric means" in line))
-
-
 def test_parts_merge_and_say_their_commits(tmp_path):
   first = {"environment": ENVIRONMENT, "rows": [_row(SMALL), _row(USUAL)]}
   second = {"environment": ENVIRONMENT | {"commit": "b" * 40}, "rows": [_row(USUAL, us=90.0), _row(THIRD)]}
@@ -328,16 +195,3 @@ def test_parts_merge_and_say_their_commits(tmp_path):
     (THIRD, 100.0, ""),
   ]
   assert "; 1 rows at commit aaaaaaaaaaaa" in zoo.table(merged)
-
-
-def test_what_is_measured_again():
-  todo = [Job(case, "fp16", "dynamo") for case in (SMALL, USUAL, THIRD, "new")]
-  known = [_row(SMALL), _row(USUAL, commit="b" * 40), _row(THIRD, verdict="fails")]
-
-  def names(**given):
-    return [job.case for job in zoo.chosen(todo, known, **given)]
-
-  assert names(missing=False, bad=False) == [SMALL, USUAL, THIRD, "new"]
-  assert names(missing=True, bad=False) == ["new", USUAL]
-  assert names(missing=False, bad=True) == [THIRD]
-  assert names(missing=True, bad=True) == ["new", THIRD, USUAL]
