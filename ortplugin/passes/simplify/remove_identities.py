@@ -1,7 +1,8 @@
 """Nodes that give back their input are removed: Identity, Dropout in inference, a Cast to the same dtype, a Reshape,
-Expand or Transpose that changes nothing, a Pad by 0, a Slice of all, a Concat, Sum, Mean, Max or Min of one input. Of
-an UpdateSlice of all the updates are left, and of a Cast to a dtype that holds every value, and back, the Cast back. An
-integer to which the constant 0 is added, as the positions of a step of one token are, is at most a Reshape of it.
+Expand or Transpose that changes nothing, a Pad by 0, a Slice of all, an AveragePool of one pixel, a Concat, Sum, Mean,
+Max or Min of one input. Of an UpdateSlice of all the updates are left, and of a Cast to a dtype that holds every value,
+and back, the Cast back. An integer to which the constant 0 is added, as the positions of a step of one token are, is at
+most a Reshape of it.
 
 ONNX Runtime (1.32) takes such a Cast back out as well, whatever its level of optimization, but only where nodes of the
 same graph read it: a body that does finds no value, and the run fails. So it may not stay, and what a pass or a
@@ -155,7 +156,14 @@ def _slice(scope: Scope, node: gs.Node) -> bool:
   return _same_shape(scope, node) or (bool(whole) and node.inputs[0].name not in disputed(scope.graph))
 
 
+def _one_pixel(scope: Scope, node: gs.Node) -> bool:
+  """As exporters write an adaptive pool to the size that is there."""
+  unit = all(dim == 1 for name in ("kernel_shape", "strides") for dim in node.attrs.get(name, ()))
+  return unit and not any(node.attrs.get("pads", ())) and node.inputs[0].name not in disputed(scope.graph)
+
+
 _TESTS = {
+  "AveragePool": _one_pixel,
   "Identity": _always,
   "Dropout": _dropout,
   "Cast": _cast,

@@ -33,6 +33,15 @@ def test_removed(node):
   run_same(original, REMOVE_IDENTITIES, into="Sin Neg", changes=1)
 
 
+@parametrize("into, given", [
+  ("Sin Neg", "1,1"), ("Sin Neg", "1,1], strides = [1,1], count_include_pad = 1, ceil_mode = 1, pads = [0,0,0,0"),
+  ("Sin AveragePool Neg", "1,2"), ("Sin AveragePool Neg", "1,1], strides = [1,2"),
+])  # fmt: skip
+def test_an_average_of_one_pixel(into, given):
+  original = f"(float[1,2,3,4] x) => (y) {{ a = Sin(x)  b = AveragePool<kernel_shape=[{given}]>(a)  y = Neg(b) }}"
+  run_same(original, REMOVE_IDENTITIES, into=into)
+
+
 @parametrize(("shape", "zero", "into"), [
   ("1", "int64[1] {0}", "Neg"), ("3", "int64[1] {0}", "Neg"), ("N", "int64 {0}", "Neg"),
   ("3", "int64[1,1] {0}", "Add Neg"), ("1", "int64[1] {1}", "Add Neg"), ("1", "int64[3] {0,0,0}", "Add Neg"),
