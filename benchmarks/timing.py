@@ -346,9 +346,7 @@ def ends(rows, speed, shown=4):
     return rows, ""
   values = [each for each, _ in speeds]
   mean = math.exp(sum(map(math.log, values)) / len(values))
-  line = (
-    f"Of {len(values)}: geometric mean {mean:.2f}, {sum(x < 0.995 for x in values)} below 1. The slowest, and three:"
-  )
+  line = f"Of {len(values)}: geometric mean {mean:.2f}, {sum(x < 0.995 for x in values)} below 1."
   return known[:shown] + known[-3:], line
 
 

@@ -182,6 +182,7 @@ bool MayLoseResult(const Problem& problem) {
 bool MayCutFactors(const Problem& problem, const PlanText& plan) {
   // Of 3 channels to 16 and 32, 3 x 3 of stride 2, with cuDNN 9.19 on an H100: engine 7 rounds without knob 24, and
   // with its values 21 and 22, but not with 26 and 29. No other engine that is proposed for eight such layers cuts.
+  // Of gradients only those of weights are cut, by engine 68: nothing is computed from them, so that it stays.
   if (problem.dtype != DType::kFloat || problem.direction != Direction::kForward || plan.engine != 7) return false;
   return std::any_of(plan.knobs.begin(), plan.knobs.end(),
     [](const auto& knob) { return knob.first == 24 && knob.second != 21 && knob.second != 22; });
