@@ -20,7 +20,7 @@ using namespace test;
 
 namespace {
 
-const std::set<std::string> kWgmmaEngines = {"conv_1x1", "gemm", "split_k", "polyphase"};
+const std::set<std::string> kWgmmaEngines = {"conv_1x1", "gemm", "implicit_gemm", "patch", "split_k", "polyphase"};
 
 // What blocks of so many threads, so many of them at the same time on a multiprocessor, exceed.
 void CheckThreads(const Gpu& gpu, int64_t threads, int64_t min_blocks, const std::string& name) {

@@ -88,8 +88,8 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
     return std::string(FindEngineKernel(program, problem, device, false)->entry);
   };
   CHECK(entry(Layer(kHalf, 1, 14, 240, 80, 1)) == "split_k" && entry(Layer(kHalf, 8, 56, 64, 64, 1)) == "conv_1x1");
-  CHECK(entry(Layer(kHalf, 64, 56, 64, 64, 3)) == "split_k");
-  CHECK(!FindEngineKernel(program, Layer(kHalf, 64, 56, 64, 64, 3), device, true));
+  CHECK(entry(Layer(kHalf, 64, 56, 24, 64, 3)) == "implicit_gemm");
+  CHECK(!FindEngineKernel(program, Layer(kHalf, 64, 56, 24, 64, 3), device, true));
 
   const Contraction known = Layer(kHalf, 2, 14, 128, 256, 3);
   const Refusals refusals =
