@@ -31,16 +31,3 @@ def tampered(every=1):
     instead = f"{PROGRAM[: token.start()]}{payload}{PROGRAM[token.end() :]}"
     if number % every == 0:
       yield from (text for text in (behind, instead) if text != PROGRAM)
-
-
-def mangled(text, rng):
-  made = list(text)
-  for _ in range(int(rng.integers(1, 4))):
-    at, what = int(rng.integers(len(made))), int(rng.integers(3))
-    if what == 0:
-      made[at] = str(rng.choice(list('"#\\/;{}()<>=,.-+eE09aZ_ \n\0')))
-    elif what == 1:
-      del made[at : at + int(rng.integers(1, 12))]
-    else:
-      made[at:at] = made[at : at + int(rng.integers(1, 30))]
-  return "".join(made)

@@ -2,7 +2,7 @@
 
     cd tests && python -m fuzz.run --seeds 0:1000 --jobs 2
 
-prints each finding and how many cases were what, also when it is terminated. The exit status is 1 if there
+prints each finding, minimised, and how many cases were what, also when it is terminated. The exit status is 1 if there
 is a finding, or if it was terminated. On a GPU what the original does, too, is no finding (confirm.py) but counted by
 its reason, which is printed.
 """
@@ -25,6 +25,7 @@ from .corpus import known, to_text
 from .evaluate import Evaluator
 from .generate import Case, make_case
 from .guilty import find_guilty
+from .minimise import Minimiser
 from .providers import NAMES as PROVIDERS
 from .reference import Finding
 from .worker import ALONE, LIVING, Worker, in_parallel
@@ -32,7 +33,7 @@ from .worker import ALONE, LIVING, Worker, in_parallel
 
 @dataclass
 class Result:
-  """What became of many seeds. `findings`: seed, case and what is wrong with it.
+  """What became of many seeds. `findings`: seed, minimised case and what is wrong with it.
 
   `spent`: seconds by stage.
   """
@@ -42,7 +43,7 @@ class Result:
   rewrites: Counter[str] = field(default_factory=Counter)
   spent: Counter[str] = field(default_factory=Counter)
   findings: list[tuple[int, Case, Finding]] = field(default_factory=list)
-  unfinished: dict[int, Finding] = field(default_factory=dict)  # by seed, while the pass to blame is looked for
+  unfinished: dict[int, Finding] = field(default_factory=dict)  # by seed, while they are made small
   seconds: float = 0.0
   captured: int = 0
 
@@ -55,6 +56,7 @@ def fuzz(
   seeds,
   jobs=2,
   provider="cpu",
+  minimise=90,
   found=lambda seed, case, finding: None,
   stop=lambda result: False,
   ignore="",
@@ -66,6 +68,7 @@ def fuzz(
       seeds: each is taken once.
       jobs: processes.
       provider: one of PROVIDERS. RuntimeMissingError where there is no GPU.
+      minimise: seconds that a finding may take to become small; 0 leaves it as it is.
       found: told of each finding as it is there.
       stop: asked after each case whether it is enough.
       ignore: a regular expression; a finding whose text it is found in is counted as "ignored".
@@ -100,7 +103,7 @@ def fuzz(
             result.reasons[f"{verdict.what}: {verdict.message[:160]}"] += 1
         if verdict.finding is not None:
           result.unfinished[seed] = verdict.finding
-          case, finding = blamed(seed, verdict.finding, worker)
+          case, finding = shrink(seed, verdict.finding, worker, minimise)
           del result.unfinished[seed]
           if ignore and re.search(ignore, to_text(case, finding)):
             result.counts.update({"finding": -1, "ignored": 1})
@@ -119,12 +122,17 @@ def fuzz(
 _making = threading.Lock()
 
 
-def blamed(seed, finding, worker):
-  """The seed's case, and the finding with the pass to blame."""
+def shrink(seed, finding, worker, seconds):
+  """The seed's case made small, and the pass to blame."""
   with _making:
     case = make_case(seed, Evaluator())
   slow = finding.kind == "hang"
+  if not seconds:
+    return case, finding
   limited = worker if not slow else Worker(worker.provider, 20)
+  case, finding = Minimiser(lambda each: limited.ask(each).finding, seconds * (4 if slow else 1)).minimise(
+    case, finding
+  )
   finding = replace(finding, guilty=find_guilty(case, finding, limited))
   if slow:
     limited.close()
@@ -143,6 +151,7 @@ def main():
   parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
   parser.add_argument("--provider", choices=PROVIDERS, default="cpu")
   parser.add_argument("--minutes", type=float, help="stop after that, whatever seeds are left")
+  parser.add_argument("--minimise", type=float, default=90, help="seconds for each finding; 0: not at all")
   parser.add_argument("--save", type=Path, help="a folder to write findings to, such as fuzz/corpus")
   parser.add_argument("--ignore", help="a regular expression of findings to leave out (default: known.txt's)")
   parser.add_argument("--reasons", action="store_true", help="why cases were unfit or refused")
@@ -170,7 +179,7 @@ def main():
     os._exit(1)
 
   signal.signal(signal.SIGTERM, terminate)
-  fuzz(seeds, jobs, arguments.provider, show, late, ignore, result)
+  fuzz(seeds, jobs, arguments.provider, arguments.minimise, show, late, ignore, result)
   summarize(result, arguments.provider, arguments.reasons)
   return 1 if result.findings or result.counts["broken"] else 0
 
@@ -182,7 +191,7 @@ def summarize(result, provider, reasons):
     if reasons or reason.startswith(always):
       print(f"{count:5} {reason}")
   for seed, finding in result.unfinished.items():
-    print(f"finding with seed {seed}: {finding.kind}, {finding.message[:300]}")
+    print(f"finding with seed {seed}, not made small: {finding.kind}, {finding.message[:300]}")
   guilty = Counter(f"{finding.guilty or '?'} ({finding.kind})" for _, _, finding in result.findings)
   for name, count in guilty.most_common():
     print(f"{count:5} findings: {name}")

@@ -5,7 +5,9 @@ from onnx_models import one_in, parametrize, parsed
 
 import ortplugin
 from fuzz.confirm import BY_OPTIMIZATIONS
+from fuzz.guilty import find_guilty
 from fuzz.handmade import case_of
+from fuzz.minimise import Minimiser
 from fuzz.worker import Worker
 
 # CumSum stays as it is; the others become a node of ours, which is to blame for what is wrong with `ortplugin`.
@@ -167,3 +169,19 @@ def test_an_original_that_is_not_captured_is_asked_without_a_graph():
   # Both without a graph, where the optimized model is not captured.
   assert ask("graph,ortplugin:open,CumSum:plain/stale").message == "the original is not steady on the stand-in"
   assert finding_of(ask("graph,ortplugin:open,ortplugin:off")).kind == "values"
+
+
+@one_in(0)
+def test_the_smallest_case_is_a_finding_of_ours_still():
+  """Models of less than three nodes are not right here as they are: no finding is made as small as that."""
+  worker = Worker("ortplugin:off:z,3:off", module="fuzz.faulty_worker")
+  try:
+    first = replace(case(), checks=("again",))
+    found = finding_of(worker.ask(first))
+    small, finding = Minimiser(lambda each: worker.ask(each).finding, 60).minimise(first, found)
+    assert len(small.model.graph.node) == 3
+    assert not any(node.op_type == "CumSum" for node in small.model.graph.node)
+    assert finding_of(worker.ask(small)).message == finding.message
+    assert find_guilty(small, finding, worker) == "fuse-pointwise"
+  finally:
+    worker.close()

@@ -1,4 +1,4 @@
-"""Every case that was ever wrong: the corpus only grows. open.txt names those that wait to be mended."""
+"""Every case that was ever wrong, minimised: the corpus only grows. open.txt names those that wait to be mended."""
 
 import pytest
 

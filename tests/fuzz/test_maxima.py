@@ -9,9 +9,6 @@ POOL = "y = MaxPool <kernel_shape=[2], strides=[2], pads=[1,1]>(x)"
 SCATTER = 'y = ScatterElements <axis=2, reduction="{}">(x, i, u)'
 NODES = {
   "a pool": POOL,
-  "a global pool": "y = GlobalMaxPool(x)",
-  "a scatter's maximum": SCATTER.format("max"),
-  "a scatter's minimum": SCATTER.format("min"),
   "slices": 'y = ScatterND <reduction="max">(x, j, v)',
   "a minimum": "c = {2} y = ReduceMin(x, c)",
   "a one": "y = Hardmax <axis=2>(x)",
@@ -19,9 +16,6 @@ NODES = {
 # NumPy's maximum and minimum propagate NaN.
 WANTED = {
   "a pool": lambda x: [x[0], np.maximum(x[1], x[2]), x[3]],
-  "a global pool": lambda x: [np.max(x)],
-  "a scatter's maximum": lambda x: [x[0], np.maximum(x[1], 2), np.maximum(x[2], -1), x[3]],
-  "a scatter's minimum": lambda x: [x[0], np.minimum(x[1], 2), np.minimum(x[2], -1), x[3]],
   "slices": lambda x: np.maximum(x, [3, -3, 3, -3]),
   "a minimum": lambda x: [np.min(x)],
   "a one": lambda x: np.full(4, np.nan),

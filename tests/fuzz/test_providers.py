@@ -1,17 +1,12 @@
-import subprocess
-import sys
 import weakref
 
 import numpy as np
-import pytest
-from onnx_models import one_in, parametrize, parsed, raises
+from onnx_models import parametrize, parsed, raises
 
 from fuzz import providers
 from fuzz.handmade import case_of
 from fuzz.judge import Judge
-from fuzz.providers import Cuda, LostError, NotCapturedError, provider_of
-from fuzz.test_confirm import ask
-from fuzz.worker import TESTS, environment
+from fuzz.providers import Cuda, LostError, provider_of
 
 MODEL = parsed("(bool x) => (bool y) { y = Not(x) }")
 
@@ -85,16 +80,6 @@ def test_a_lost_gpu(monkeypatch, when, graph):
     cuda.run(cuda.session(MODEL, False), {})
 
 
-@parametrize("when", ["loading", "running"])
-def test_strictly_under_a_graph(monkeypatch, when):
-  machine, cuda = Machine(monkeypatch), Cuda(graph=True, strict=True)
-  getattr(machine, when)[True] = "this can't be captured"
-  with pytest.raises(NotCapturedError):
-    cuda.run(cuda.session(MODEL, False), {})
-  assert [graph for graph, _ in machine.runs] == [True, False] * (when == "running")  # the GPU can still be used
-  assert all(each() is None for each in machine.sessions)  # nothing of the capture is open
-
-
 @parametrize("graph, mode", [("", ""), ("right", ""), ("wrong", "cuda-graph"), ("fails", "cuda")])
 def test_one_after_the_other(monkeypatch, graph, mode):
   """Without a graph and then under one; a finding says where it was seen."""
@@ -108,38 +93,3 @@ def test_one_after_the_other(monkeypatch, graph, mode):
   assert verdict.captured == (graph in ("right", "wrong"))
   assert verdict.what == ("finding" if mode else "same")
   assert (verdict.finding.mode if verdict.finding else "") == mode
-
-
-def test_a_capture_that_stays_open(monkeypatch):
-  """A run without a graph that CUDA refuses for another's capture: so it will be for all that follow."""
-  machine, cuda = Machine(monkeypatch), Cuda(graph=True)
-  machine.running = dict.fromkeys([True, False], "operation not permitted when stream is capturing")
-  with raises(LostError, "capturing"):
-    cuda.run(cuda.session(MODEL, False), {})
-
-
-def test_modes():
-  plain = Cuda(graph=True).plain()
-  assert isinstance(plain, Cuda)
-  assert (plain.graph, plain.plain(), plain.where) == (False, None, "on CUDA")
-
-
-@parametrize("graph", [True, False])
-def test_without_onnx_runtimes_own_optimizations(monkeypatch, graph):
-  machine, cuda = Machine(monkeypatch), Cuda(graph)
-  machine.running[True] = "this can't be captured"  # then it runs without a graph, in the same way
-  bare = cuda.unoptimized()
-  assert isinstance(bare, Cuda)
-  assert bare.unoptimized() is None
-  for provider, optimized in ((cuda, True), (bare, False)):
-    provider.run(provider.session(MODEL, False), {})
-    assert (provider.graph, machine.optimized) == (graph, optimized)
-
-
-@one_in(0)
-def test_a_worker_does_not_print_what_onnx_runtime_says(capfd):
-  talk = [sys.executable, "-c", "from fuzz.faulty_worker import talk; talk()"]
-  told = subprocess.run(talk, cwd=TESTS, env=environment(), check=True, capture_output=True, text=True)
-  assert "onnxruntime:Default" in told.stderr
-  assert ask("ortplugin:talks").what == "same"
-  assert "onnxruntime" not in capfd.readouterr().err

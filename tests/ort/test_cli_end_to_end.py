@@ -117,14 +117,6 @@ def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(tm
   assert again.read_bytes() == first.read_bytes()
 
 
-def test_a_model_with_nothing_to_fuse(tmp_path, run):
-  model = parsed("(float[n,4] x) => (y) { [softmax] y = Softmax(x) }")
-  status, text, _ = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
-  assert status == 0
-  assert "Nothing to rewrite: 0 rewrites" in text
-  assert onnx.load(tmp_path / "out.onnx") == model
-
-
 def test_restore_runs_without_the_library(tmp_path, run):
   fast, plain = tmp_path / "fast.onnx", tmp_path / "plain.onnx"
   assert run(BERT, "-o", fast, "--no-verify")[0] == 0
@@ -235,15 +227,6 @@ def test_bodies_of_functions_can_be_to_blame(tmp_path, run, patch, passes):
   text = succeeded(run(source, "-o", out, "--drop-guilty"))
   assert "Left out the pass 'inline-functions'" in text
   assert onnx.load(out).graph.node[0].op_type == "Abs"
-
-
-def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(tmp_path, run, passes):
-  passes(Rename("rename", renamed), Rename("fuse-into-nothing", unknown))
-  status, _, errors = run(save(two_adds(), tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
-  assert status == 1
-  assert "fuse-into-nothing" in errors
-  assert "exp_new (Exp)" in errors
-  assert not (tmp_path / "out.onnx").exists()
 
 
 def test_tolerances_decide(tmp_path, run, passes):

@@ -179,16 +179,6 @@ def test_a_refused_session_gives_its_reason():
   assert not gpu.is_open
 
 
-def test_an_error_of_a_replay_is_no_refusal():
-  def spoil(replay, feeds, outputs):
-    if replay == 7:
-      raise RuntimeError("an illegal memory access was encountered")
-    return outputs
-
-  with raises(RuntimeError, "illegal memory access"):
-    replay(spoil=spoil)
-
-
 def test_little_memory_makes_small_batches_and_too_little_is_a_reason():
   size = 4 * 8 * 4
   gpu = FakeGpu(memory=20 * 256)
@@ -196,10 +186,6 @@ def test_little_memory_makes_small_batches_and_too_little_is_a_reason():
   assert gpu.log.count("replay") >= REPLAYS
   with raises(NotCaptured, "out of memory"):
     replay(FakeGpu(memory=size * 5))
-
-
-def test_runs_that_are_waited_for_are_told():
-  assert not replay(FakeGpu(busy=False)).queued
 
 
 def test_strings_are_a_reason():

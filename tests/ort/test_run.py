@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from onnx_models import built, ones, parametrize, raises, value_infos
 
 import ortplugin
-from ortplugin import register, run
+from ortplugin import run
 from ortplugin.errors import RuntimeMissingError, UsageError
 from ortplugin.ops import OPERATORS
 from ortplugin.session import gpu_count
@@ -38,14 +38,6 @@ def test_a_session_runs_the_plugins_operators(tmp_path, rng):
     assert isinstance(session, onnxruntime.InferenceSession)
     result = run(session, {"x": x, "g": np.full(8, 2, np.float32)})
     np.testing.assert_allclose(result["y"], 2 * expected_norm(x), rtol=1e-5, atol=1e-6)
-
-
-def test_options_can_be_registered_twice_and_shared():
-  options = onnxruntime.SessionOptions()
-  register(options)
-  register(options)
-  for _ in range(2):
-    assert ortplugin.session(norm_model(), providers=["cpu"], session_options=options).get_inputs()
 
 
 def test_cuda_is_refused_where_there_is_none():

@@ -428,14 +428,6 @@ def test_weights_take_norms_in_float32_first():
   # In float16 from the start, the norm before a Conv has to stay: its mean times the weights' rounding is too much.
 
 
-def test_the_same_model_twice_is_the_same(tmp_path):
-  once, report = optimize(two_products(), precision="fp16")
-  assert report.converted == 3
-  twice, second = optimize(once, precision="fp16")
-  assert not second.changes
-  assert twice == once
-
-
 def test_tf32_is_an_attribute_of_convolutions():
   nodes = "a = Conv(x, w)  y = Relu(a)"
   original = model(nodes, {"w": ones(2, 2, 1, 1)}, inputs="float[1,2,4,4] x", outputs="float[1,2,4,4] y")

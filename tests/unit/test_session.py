@@ -94,13 +94,6 @@ def test_library_path(library_file, patch):
     library_path()
 
 
-def test_registering_twice_is_harmless(library_file):
-  options = Options()
-  register(options)
-  register(options)
-  assert options.libraries == [str(library_file)]
-
-
 def test_threads_register_once(library_file):
   options = Options()
   in_threads(16, lambda number: register(options))

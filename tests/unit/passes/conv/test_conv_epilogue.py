@@ -224,12 +224,6 @@ def test_what_is_used_inside_a_body_is_the_last():
   stays(before, CONV_EPILOGUE, "'c' is also used inside a body")
 
 
-def test_limits():
-  nodes = "  ".join(f"c{i} = {SAME}({'x' if i == 0 else f'a{i - 1}'}, w)  a{i} = Relu(c{i})" for i in range(4))
-  before, _ = run_pass(f"(float[N,4,5,6] x) => (a3) <{W}> {{ {nodes} }}", FUSE_CONV)
-  run_pass(before, CONV_EPILOGUE, limit=2, changes=2, into=["FusedConv", "Relu"] * 2 + ["FusedConv"] * 2)
-
-
 def test_more_operands_than_a_program_has():
   """Of forty sums the convolution takes thirty-one: its own value is a parameter too."""
   inputs = "".join(f", float[N,4,5,6] r{i}" for i in range(40))

@@ -109,13 +109,6 @@ def test_dynamic_spatial_dimensions():
   run_same(conv(x_shape=("N", 4, "rows", "length")), FUSE_CONV, into="FusedConv")
 
 
-def test_in_a_body():
-  original = """(float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1,2,3,4}> {
-      y = If(c) <then () => (float[N,1,A,B] t) { t = Conv(x, w) },
-                  otherwise () => (float[N,1,A,B] e) { e = Conv<strides=[1,1]>(x, w) }> }"""
-  run_same(original, FUSE_CONV, changes=2)
-
-
 def test_shape_of_what_it_makes():
   """value_info of an operator of ours in the middle, which ONNX Runtime's memory plan needs."""
   original = conv()

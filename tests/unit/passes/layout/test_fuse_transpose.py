@@ -1,7 +1,7 @@
 from pass_helpers import model, parametrize, run_pass, run_same, stays
 
 from ortplugin.ops.transpose import TO_THE_END as TO
-from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_TRANSPOSE
+from ortplugin.optimizer.pipeline import FUSE_TRANSPOSE
 
 CONSTANTS = """int64[1] c0 = {0}, int64[1] c1 = {1}, int64[1] c2 = {2}, int64[1] c3 = {3}, int64[1] last = {-1},
   int64[1] end = {9223372036854775807}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[2] halves = {2, 4},
@@ -154,8 +154,3 @@ def test_near_misses():
 def test_an_old_opset():
   text = "(float[N,M] x) => (float[M,N] y) { y = Transpose(x) }"
   stays(model(text, 9), FUSE_TRANSPOSE, "the model has opset 9")
-
-
-def test_a_limit():
-  text = graph("a = Transpose(x) b = Relu(a) y = Transpose<0,2,1>(b)", "[N,4,5] x", "[5,N,4] y")
-  run_pass(text, FUSE_TRANSPOSE, DEAD_NODES, limit=1, into="FusedTranspose Relu Transpose")

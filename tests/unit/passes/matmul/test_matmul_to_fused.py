@@ -133,8 +133,3 @@ def test_large_weights_that_others_read_stay_as_they_are(monkeypatch):
   optimized, _ = run_same(original, MATMUL_TO_FUSED)
   assert inputs_of(optimized) == [["x", "w"]]
   assert attribute(optimized.graph.node[0], "trans_b") == 0
-
-
-def test_the_limit_is_kept():
-  original = weighted("(f[N,8] x) => (f[N,8] y) { a = MatMul(x, w)  y = MatMul(a, w) }", {"w": (8, 8)})
-  run_pass(original, MATMUL_TO_FUSED, limit=1, into="FusedMatMul MatMul", changes=1)

@@ -41,10 +41,6 @@ def check(text, ops, *wanted, opset=17, precision=""):
 # ---- what is fused
 
 
-def test_a_chain():
-  check(graph("s = Add(x, r)  y = Relu(s)", f"{X}, r"), "FusedPointwise", ["add = Add(x, x2)", "y = Relu(add)"])
-
-
 def test_broadcasts_and_literals():
   text = graph(
     "half = float {0.5}  a = Mul(x, half)  b = Add(a, bias)  c = Mul(column, b)  y = Tanh(c)",
@@ -81,23 +77,6 @@ def test_a_single_operator_stays():
   stays(graph("h = Softmax(x)  a = Relu(h)  y = Softmax(a)"), FUSE_POINTWISE)
 
 
-def test_lerp_in_both_forms():
-  inputs = f"{X}, float[M,8] r, float w"
-  one = "one = float {1.0}  a = Sub(one, w)  b = Mul(a, x)  c = Mul(w, r)  y = Add(b, c)"
-  check(
-    graph(one, inputs),
-    "FusedPointwise",
-    ["sub = Sub(1, x)", "mul = Mul(sub, x2)", "mul2 = Mul(x, x3)", "y = Add(mul, mul2)"],
-  )
-  difference = "d = Sub(r, x)  s = Mul(w, d)  y = Add(x, s)"
-  check(graph(difference, inputs), "FusedPointwise", ["sub = Sub(bias, x)", "mul = Mul(scale, sub)", "y = Add(x, mul)"])
-
-
-def test_the_gradient_of_lerp_reads_its_input_once():
-  text = graph("one = float {1.0}  a = Sub(one, w)  y = Mul(a, x)  z = Mul(w, x)", f"{X}, float w", f"{Y}, z")
-  check(text, "FusedPointwise", ["sub = Sub(1, x)", "y = Mul(sub, x2)", "y2 = Mul(x, x2)"])
-
-
 @parametrize(
   "opset, nodes, ops",
   [
@@ -128,10 +107,6 @@ def test_activations_of_onnx_runtime():
 def test_integers_that_are_data():
   text = "(int64[N,M] x, int64[M] r) => (int64[N,M] y) { s = Add(x, r)  y = Mul(s, s) }"
   check(text, "FusedPointwise", ["add = Add(x, bias)", "y = Mul(add, add)"])
-
-
-def test_a_value_used_twice_by_one_operator():
-  check(graph("a = Abs(x)  y = Mul(a, a)"), "FusedPointwise", ["abs = Abs(x)", "y = Mul(abs, abs)"])
 
 
 def test_where_a_result_jumps_float16_is_rounded_as_before():

@@ -193,12 +193,6 @@ def test_it_runs_before_other_pointwise_operators_are_fused():
   same_outputs(original, optimized)
 
 
-def test_changes_may_be_limited():
-  original = graph(f"{GRADIENT}  dx = ReduceSum(g)", "float[N,8] dout, float[8] w", "float[1,1] dx")
-  for limit, ops in ((0, "Sub Mul ReduceSum"), (1, "Sub FusedSumTo"), (2, "FusedSumTo")):
-    run_pass(original, FUSE_SUM_TO, limit=limit, into=ops, changes=limit)
-
-
 # ---- what must not
 
 

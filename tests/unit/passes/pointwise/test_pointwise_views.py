@@ -107,12 +107,3 @@ def test_an_expand_that_gives_the_shape_stays():
   optimized, result = run_pass(both, POINTWISE_VIEWS, changes=1)
   assert list(optimized.graph.node[-1].input) == ["b", "f"]
   assert not reasons(result)
-
-
-def test_the_limit():
-  text = graph(
-    "a = Neg(x)  v = Reshape(a, to)  b = Abs(v)  shape = Shape(b)  e = Expand(s, shape)  y = Mul(b, e)", ", float[8] s"
-  )
-  original = text
-  for limit, changes in ((0, 0), (1, 1), (2, 2)):
-    run_same(original, POINTWISE_VIEWS, limit=limit, changes=changes)

@@ -322,15 +322,6 @@ def test_nothing_to_do(text):
   assert len(ours(optimized)) == 1
 
 
-def test_inside_bodies():
-  original = """(float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
-    n = int64 {2}  t = bool {1}
-    y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
-        d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }"""
-  optimized, _ = run_same(original, FUSE_SCATTER, changes=1)
-  assert ours(optimized.graph.node[-1].attribute[0].g) == [("ScatterND", {})]
-
-
 @parametrize("op", ["ScatterND", "ScatterElements"])
 def test_what_else_needs_the_data(op):
   """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""

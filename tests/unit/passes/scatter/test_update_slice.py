@@ -306,9 +306,3 @@ def test_the_result_has_a_known_shape():
   found = {each.name: each for node in import_model(optimized).nodes for each in node.outputs}["b"]
   assert tuple(found.shape) == ("N", 4)
   assert "b" in [each.name for each in optimized.graph.value_info]
-
-
-def test_limit():
-  original = model(text_of("float[1,4] u", "a = ScatterND(x, i, u)  y = ScatterND(a, i, u)"))
-  add_weights(original, i=[[0]])
-  run_pass(original, UPDATE_SLICE, limit=1, into="UpdateSlice ScatterND", changes=1)

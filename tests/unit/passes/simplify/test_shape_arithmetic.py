@@ -64,10 +64,3 @@ def test_a_graph_output_stays():
 
 def test_a_size_that_overflows_stays():
   stays("(float[4294967296,4294967296] x) => (int64 y) { s = Size(x)  y = Neg(s) }", SHAPE_ARITHMETIC)
-
-
-def test_inside_a_body():
-  original = """(bool c, float[3,4] x) => (int64[2] y) {
-      y = If(c) <then () => (int64[2] t) { s = Shape(x)  t = Neg(s) },
-                  otherwise () => (int64[2] e) { u = Shape(x)  e = Abs(u) }> }"""
-  run_same(original, SHAPE_ARITHMETIC, changes=2)
