@@ -224,12 +224,12 @@ def test_implicit_gemm_beside_infinity():
   check_same_bits(conv)
 
 
-# x, filters, kernel, pads: several tiles of filters, and parts of one; what fills no tile; even filters, and one row.
+# x, filters, kernel, pads: parts of a tile of filters, and several; what fills no tile; even filters, and one row.
 PATCHES = [
   ((8, 64, 56, 56), 64, (3, 3), [1, 1, 1, 1]),
   ((4, 48, 113, 98), 100, (3, 3), [1, 1, 1, 1]),
-  ((5, 40, 95, 83), 20, (3, 3), [0, 2, 3, 1]),
-  ((8, 56, 60, 57), 132, (2, 4), [1, 2, 0, 1]),
+  ((5, 40, 95, 83), 24, (3, 3), [0, 2, 3, 1]),
+  ((8, 56, 64, 65), 132, (2, 4), [1, 2, 0, 1]),
   ((8, 64, 64, 59), 64, (1, 5), [0, 0, 0, 0]),
 ]
 

@@ -118,7 +118,7 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
   };
   ForEachCase(PatchCases(), device, FitsPatch, check_patch, 3);
   if (device.has_wgmma())
-    for (const auto& [size, channels, filters] : {std::array{56, 64, 64}, {112, 48, 100}, {112, 64, 64}})
+    for (const auto& [size, channels, filters] : {std::array{56, 64, 64}, {112, 48, 100}, {112, 64, 64}, {96, 40, 24}})
       CHECK(std::string(FindEngineKernel(Program::Parse(kIdentity),
               SquareConv(kHalf, false, 8, size, channels, filters, 3, 1, 1, size), device, true)
                 ->entry) == "patch");

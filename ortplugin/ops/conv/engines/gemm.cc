@@ -214,18 +214,15 @@ int Stages(const Contraction& problem, const GemmConfig& config, const DeviceFac
   return int(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
 }
 
-// Of a filter of several taps, or with strides.
-bool IsImplicit(const Contraction& problem) { return !IsPointwise(problem); }
+const char* Entry(const Contraction& problem) { return IsPointwise(problem) ? "gemm" : "implicit_gemm"; }
 
-const char* Entry(const Contraction& problem) { return IsImplicit(problem) ? "implicit_gemm" : "gemm"; }
-
-// Of what a matrix product's X, or a convolution's, is read by.
+// What X is read by: of several taps, or with strides, im2col.
 cuda::TensorMap MapOfX(const Contraction& problem, const GemmConfig& config, size_t word) {
   const Window &h = problem.rows(), &w = problem.columns();
   const auto channels = uint64_t(problem.channels), columns = uint64_t(w.size), rows = uint64_t(h.size);
   cuda::TensorMap map{word, 0, {channels, uint64_t(Rows(problem))}, {channels}, uint32_t(config.tile_m())};
   map.tf32 = problem.dtype() == DType::kFloat;
-  if (!IsImplicit(problem)) return map;
+  if (IsPointwise(problem)) return map;
   map.sizes = {channels, columns, rows, uint64_t(problem.batch)};
   map.steps = {channels, columns * channels, rows * columns * channels};
   const auto last = [](const Window& window) { return int(window.pad_end - window.extent() + 1); };
@@ -244,7 +241,7 @@ EngineKernel Make(const Program& program, const Contraction& problem, const Gemm
   for (size_t input = 1; input <= 1u + problem.gated; ++input) {
     maps.push_back({word + input * cuda::kTensorMapWords, input, {channels, filters}, {channels}, rows});
     maps.back().tf32 = maps[0].tf32;
-    if (!IsImplicit(problem)) continue;
+    if (IsPointwise(problem)) continue;
     maps.back().sizes = {channels, filters, taps, 1};
     maps.back().steps = {taps * channels, channels, filters * taps * channels};
   }
@@ -360,7 +357,7 @@ std::string GemmSource(
        << Defines({{"TILE_N", config.tile_n}, {"TILE_K", config.tile_k}, {"CONSUMERS", config.consumers},
             {"STAGES", config.stages}, {"GROUP_CHANNELS", problem.group_channels()},
             {"GROUP_FILTERS", problem.group_filters()}, {"TAKE_TURNS", config.take_turns}, {"M_TILES", config.m_tiles},
-            {"IS_IMPLICIT", IsImplicit(problem)}, {"ROWS_FIRST", config.rows_first}, {"BAND", kBand},
+            {"IS_IMPLICIT", !IsPointwise(problem)}, {"ROWS_FIRST", config.rows_first}, {"BAND", kBand},
             {"COLUMNS", kColumns}, {"AHEAD", ChunksAhead(program, problem, config, tail != nullptr)},
             {"VECTOR", Vector(problem)}, {"SPLIT_K", config.split_k}, {"CLUSTER", config.cluster * config.split_k},
             {"IS_NORMALIZED", tail != nullptr}})

@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t kChannels = 64, kFilters = 64, kPatchW = 16, kTileH = 8;
 constexpr int64_t kPixelBytes = 128;
 constexpr int64_t kConsumers = 3;
-constexpr int64_t kChunk = 32;  // pixels that pass through shared memory at once, whose rows are kPitch
-constexpr int64_t kPitch = 20;
+constexpr int64_t kChunk = 32;  // pixels that pass through shared memory at once
+constexpr int64_t kPitch = 20;  // floats of a pixel, of which a warp's 16 filters are stored in different banks
 constexpr int64_t kStagingBytes = kConsumers * 4 * kChunk * kPitch * 4, kStaticShared = 256;
 constexpr int64_t kBehind = 1024;  // a patch, of which the last tap reads some
 constexpr int64_t kMostStages = 6;
@@ -71,7 +71,8 @@ EngineKernel MakePatch(const Program& program, const Contraction& problem, const
   std::ostringstream text;
   text << ConvPreamble(program, problem)
        << Defines({{"STAGES", stages}, {"CONSUMERS", kConsumers}, {"TILE_H", kTileH}, {"PATCH_W", kPatchW},
-            {"TILE_FILTERS", kFilters}, {"CHUNK", kChunk}, {"VECTOR", Vector(problem)}, {"AHEAD", kAhead}})
+            {"TILE_FILTERS", kFilters}, {"CHUNK", kChunk}, {"PITCH", kPitch}, {"VECTOR", Vector(problem)},
+            {"AHEAD", kAhead}})
        << WgmmaSource(problem.dtype(), int(kTileH * kPatchW)) << "\n"
        << kTmaSource << "\n"
        << kPatchSource;

@@ -19,9 +19,6 @@
 #define FILTER_TILES ((FILTERS + TILE_FILTERS - 1) / TILE_FILTERS)
 #define TILES_W ((OUT_W + TILE_W - 1) / TILE_W)
 #define TILES_H ((OUT_H + TILE_H - 1) / TILE_H)
-#define PITCH \
-  20  // floats, of a chunk of pixels that pass through shared memory: a pixel's 16 filters of a warp, which stores in
-      // different banks
 #define VECTORS (16 / VECTOR)  // of a pixel
 #define ITEMS (CHUNK * VECTORS / 32)  // of VECTOR filters, of a thread
 
