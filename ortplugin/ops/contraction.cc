@@ -1,6 +1,7 @@
 #include "ortplugin/ops/contraction.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
@@ -32,9 +33,15 @@ Shape ChannelsLast(const Shape& first) {
 
 std::string WindowMacros(const Contraction& problem) {
   const Window &h = problem.rows(), &w = problem.columns();
-  return Defines({{"IMAGE_H", h.size}, {"IMAGE_W", w.size}, {"OUT_H", h.out}, {"OUT_W", w.out}, {"KERNEL_H", h.kernel},
-    {"KERNEL_W", w.kernel}, {"STRIDE_H", h.stride}, {"STRIDE_W", w.stride}, {"PAD_TOP", h.pad_begin},
-    {"PAD_LEFT", w.pad_begin}, {"DILATION_H", h.dilation}, {"DILATION_W", w.dilation}});
+  std::string text;
+  const std::tuple<const char*, const char*, int64_t> all[] = {{"IMAGE_H", "image_h", h.size},
+    {"IMAGE_W", "image_w", w.size}, {"OUT_H", "out_h", h.out}, {"OUT_W", "out_w", w.out}};
+  for (const auto& [name, argument, size] : all)
+    text += Joined("#define ", name, " ",
+      problem.has_open_sizes && size > 1 ? Joined("((int)a.", argument, ")") : std::to_string(size), "\n");
+  return text +
+    Defines({{"KERNEL_H", h.kernel}, {"KERNEL_W", w.kernel}, {"STRIDE_H", h.stride}, {"STRIDE_W", w.stride},
+      {"PAD_TOP", h.pad_begin}, {"PAD_LEFT", w.pad_begin}, {"DILATION_H", h.dilation}, {"DILATION_W", w.dilation}});
 }
 
 Contraction::Dtypes Contraction::AllOf(DType dtype) {

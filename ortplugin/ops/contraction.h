@@ -51,6 +51,9 @@ struct Contraction {
   // W is that of the convolution that this one is the data gradient of: [channels, filters/groups, ..], rotated by 180
   // degrees.
   bool rotated_weights = false;
+  // Our engines' kernels are given heights and widths in each launch: one kernel is for all of them then, and up to a
+  // sixth slower than one that is compiled for its size (H100, 2026-11-27: implicit_gemm 2%, split_k 8%, depthwise 13%).
+  bool has_open_sizes = false;
 
   // Those of operands that have `dtype`, whose sums are made in float32, of double in double.
   static Dtypes AllOf(DType dtype);

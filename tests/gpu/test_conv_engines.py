@@ -7,7 +7,8 @@ import numpy as np
 from node_cases import planar
 from onnx_models import parametrize
 
-from gpu.device import at_offset, cupy, make, run_bound, same_bits
+import ortplugin
+from gpu.device import at_offset, cupy, host, make, run_bound, same_bits
 from gpu.sessions import check_graph
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SILU, Conv, algorithms
 from gpu.transposed import MAXIMA
@@ -70,6 +71,33 @@ def check_maxima_of_nan(conv):
     assert np.isnan(want).any()
     assert not np.isnan(want).all()
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+
+
+# An engine each, and other sizes of images: x, filters, kernel, groups, attributes; heights and widths.
+SIZES = {
+  "depthwise": ((2, 32, 30, 30), 32, (3, 3), 32, planar(pads=1), [(17, 24), (45, 9)]),
+  "grouped": ((2, 48, 30, 30), 48, (3, 3), 4, planar(pads=1), [(17, 24), (45, 9)]),
+  "grouped, 1x1": ((2, 24, 30, 30), 24, (1, 1), 4, {}, [(17, 24), (45, 9)]),
+  "stem": ((2, 3, 64, 64), 32, (3, 3), 1, planar(pads=1, strides=2), [(99, 40), (32, 160)]),
+  "split_k": ((1, 256, 14, 14), 256, (3, 3), 1, planar(pads=1), [(9, 17), (20, 7)]),
+  "conv_1x1": ((8, 64, 56, 56), 64, (1, 1), 1, {}, [(60, 50), (41, 77)]),
+  "patch": ((8, 64, 112, 112), 64, (3, 3), 1, planar(pads=1), [(100, 130), (97, 115)]),
+  "implicit_gemm": ((8, 128, 56, 56), 128, (3, 3), 1, planar(pads=1), [(60, 50), (41, 77)]),
+}
+
+
+@parametrize("name", SIZES)
+def test_kernels_that_are_given_their_sizes(name):
+  """A node compiles one for all sizes of images but the first (ortplugin/ops/conv/conv_cuda.cc)."""
+  x, filters, kernel, group, attributes, others = SIZES[name]
+  first = own(Conv(SCALED, "float16", "NHWC", x, filters, kernel, group, attributes=attributes))
+  fixed = first.arrays()
+  shapes = {"x": ("n", "h", "w", x[1]), "z": ("n", "p", "q", filters), "s": ("n", 1, 1, filters)}
+  session = make(first.model(fixed, shapes))
+  for size in (x[2:], *others, x[2:]):
+    conv = replace(first, x=(*x[:2], *size))
+    arrays = conv.arrays() | {each: fixed[each] for each in "wb"}
+    conv.check(arrays, host(ortplugin.run(session, conv.feeds(arrays))))
 
 
 # x, kernel, stride, pads: what no tile divides, pads of all kinds.

@@ -222,3 +222,13 @@ def test_shapes_may_change_from_run_to_run(name):
   for shape in (x, (1, x[1], 7, 6), (0, *x[1:]), (4, *x[1:]), x):
     case = replace(first, name=f"{name} {shape}", x=shape)
     check(case, run(session, case))
+
+
+@parametrize(
+  "case", [each for each in (*LARGE_CASES, *SHUFFLES[::3]) if each.layout == "NHWC" and None not in each.operands]
+)
+def test_images_of_other_sizes(case):
+  session = make(case.model([("n", "h", "w", case.x[1]), *case.shapes[1:]]))
+  for size in ((8, 8), (9, 14), (11, 6)):
+    resized = replace(case, name=f"{case.name} {size}", x=(*case.x[:2], *size))
+    check(resized, run(session, resized))

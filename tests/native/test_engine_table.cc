@@ -134,6 +134,32 @@ void TestReasons() {
   }
 }
 
+// Of 256 sizes of images each engine has few kernels, in which no size stands.
+void TestOpenSizes() {
+  for (Case each : Cases()) {
+    Contraction& problem = each.problem;
+    if (problem.is_empty() || !problem.channels_last || problem.rows().size == 1) continue;  // pixels are filters; none
+    problem.has_open_sizes = true;
+    const Program program = Identity(problem.dtype());
+    std::set<std::string> sources;
+    for (int64_t height = 20; height < 820; height += 50)
+      for (int64_t width = 20; width < 820; width += 50) {
+        const auto resize = [&](Window& window, int64_t size) {
+          window.size = size;
+          window.out = problem.transposed
+            ? size * window.stride
+            : (size + window.pad_begin + window.pad_end - window.extent()) / window.stride + 1;
+        };
+        resize(problem.rows(), height);
+        resize(problem.columns(), width);
+        for (const Engine& engine : EngineTable())
+          if (std::string(engine.name) == each.engine && engine.fits(program, problem, H200()))
+            sources.insert(engine.make(program, problem, H200())->source);
+      }
+    CHECK_WITH(!sources.empty() && sources.size() <= 32, each.engine + (" has " + std::to_string(sources.size())));
+  }
+}
+
 void TestCapabilities() {
   DeviceFacts h100 = H200();
   h100.multiprocessors = 114;
@@ -162,6 +188,7 @@ int main() {
   TestLines();
   TestWhoIsFastest();
   TestReasons();
+  TestOpenSizes();
   TestCapabilities();
   TestOthers();
   return Summary();

@@ -133,7 +133,7 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
     const auto kernel = MakeGemvNorm(Program::Parse(kIdentity), problem, tail, device);
     CHECK(kernel.has_value() == (channels <= 8192));
     if (!kernel) continue;
-    CHECK(kernel->arguments.size() == 6 && kernel->source.find("in[4];") != std::string::npos &&
+    CHECK(kernel->arguments.size() == 10 && kernel->source.find("in[4];") != std::string::npos &&
       kernel->source.find("out[1];") != std::string::npos);
     const std::string variant = CheckCompiles(device, kernel->source, "gemv", problem, kernel->launch, "norm of X");
     CHECK_WITH(rows == 1 || BeforeWait(kernel->source).empty(), variant + BeforeWait(kernel->source));

@@ -1,6 +1,9 @@
 #include "ortplugin/ops/conv/conv_cuda.h"
 
+#include <algorithm>
+#include <mutex>
 #include <optional>
+#include <vector>
 
 #include "ortplugin/ops/conv/conv_plan.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
@@ -94,7 +97,18 @@ class CudaConv : public PlannedKernel<ConvPlan> {
   bool follows_session() const override { return node_.follows_session(); }
 
   std::unique_ptr<ConvPlan> Make(const Shapes& shapes, const PlanVariant& variant) const override {
-    return planner_.Make(node_.Fit(shapes, variant.session_allows_tf32), variant.unaligned);
+    Contraction contraction = node_.Fit(shapes, variant.session_allows_tf32);
+    contraction.has_open_sizes = IsOfOtherSize(contraction.windows);
+    return planner_.Make(contraction, variant.unaligned);
+  }
+
+  // Whether the images have another height or width than those that were first. Kernels are made for the size that is
+  // first, and at the second one for all others, so that they do not multiply with sizes.
+  bool IsOfOtherSize(const std::vector<Window>& windows) const {
+    const auto is_same = [](const Window& a, const Window& b) { return a.size == b.size; };
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (first_.empty()) first_ = windows;
+    return !std::equal(windows.begin(), windows.end(), first_.begin(), first_.end(), is_same);
   }
 
   void Launch(
@@ -104,6 +118,8 @@ class CudaConv : public PlannedKernel<ConvPlan> {
 
   ConvNode node_;
   ConvPlanner planner_;
+  mutable std::mutex mutex_;
+  mutable std::vector<Window> first_;
 };
 
 }  // namespace

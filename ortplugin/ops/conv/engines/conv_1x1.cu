@@ -49,9 +49,13 @@ DEVICE void copy_weights(storage_t* to, const storage_t* w, int first) {
 
 // A pixel of x, and the one of y that it becomes.
 struct Pixel {
-  int n, y, x;
-  DEVICE Pixel(int row) : n(row / IMAGE), y(row % IMAGE / IMAGE_W * UP_H), x(row % IMAGE_W * UP_W) {}
-  DEVICE int offset() const { return ((n * OUT_H + y) * OUT_W + x) * FILTERS; }
+  int n, y, x, number;
+  DEVICE Pixel(const Arguments& a, int row)
+    : n(row / IMAGE),
+      y(row % IMAGE / IMAGE_W * UP_H),
+      x(row % IMAGE_W * UP_W),
+      number(UP_H * UP_W == 1 ? row : (n * OUT_H + y) * OUT_W + x) {}
+  DEVICE int offset() const { return number * FILTERS; }
 };
 
 #if DYNAMIC_TILES
@@ -145,7 +149,7 @@ DEVICE void multiply(float (&sums)[TILE_N / 2], const storage_t* left, const sto
 }
 
 DEVICE void load_operands(PixelOperands<8>& to, const Arguments& a, int rows, int p, int m) {
-  const Pixel at(p);
+  const Pixel at(a, p);
   if (p < rows && m < FILTERS) to.load(a, at.n, at.y, at.x, m, at.offset() + m);
 }
 
@@ -218,7 +222,7 @@ struct Epilogue {
         for (int which = 0; which < 2; ++which) {
           const int p = row + half * 8 + which;
           if (p >= rows || m + o * 64 >= FILTERS) continue;
-          const Pixel at(p);
+          const Pixel at(a, p);
           PixelOperands<8>& own = operands[PREFETCH_OPERANDS ? o : 0][half][which];
           if (OF_IMAGE) of_filters.load(a, at.n, m + o * 64);
           if (!PREFETCH_OPERANDS) load_operands(own, a, rows, p, m + o * 64);

@@ -33,7 +33,7 @@ struct Row {
   Vector<storage_t, IN_VECTOR> at[COLUMNS];
   // Row number `row` of the tile's part of the image, which begins at `corner`; zeros where that ends. All distances
   // from `corner` are constants, so that they cost no arithmetic.
-  DEVICE void load(const storage_t* corner, int top, int left, int row) {
+  DEVICE void load(const Arguments& a, const storage_t* corner, int top, int left, int row) {
     const bool exists = (unsigned)(top + row * DILATION_H) < IMAGE_H;
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i)
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
   if (CONSTANT_WEIGHTS) grid_dependency_wait();
   Row ahead[AHEAD];
 #pragma unroll
-  for (int r = 0; r < AHEAD; ++r) ahead[r].load(corner, top, left, r);
+  for (int r = 0; r < AHEAD; ++r) ahead[r].load(a, corner, top, left, r);
   TileOperands<VECTOR> shared_operands;
   if (works) shared_operands.load(a, n, m);
   int tap = threadIdx.x % TAPS, at = threadIdx.x / TAPS;  // THREADS further on with each step
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
 #pragma unroll
   for (int row = 0; row < ROWS; ++row) {
     const Row now = ahead[row % AHEAD];
-    if (row + AHEAD < ROWS) ahead[row % AHEAD].load(corner, top, left, row + AHEAD);
+    if (row + AHEAD < ROWS) ahead[row % AHEAD].load(a, corner, top, left, row + AHEAD);
 #pragma unroll
     for (int i = 0; i < TILE_H; ++i) {
       const int r = row - i * STRIDE_H;  // of the kernel, for row i of the tile

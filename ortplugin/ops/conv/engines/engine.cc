@@ -10,19 +10,20 @@
 namespace ortplugin {
 namespace {
 
-// An operand's strides along N, H, W and M of the output, in elements; 0 where it is repeated.
+// An operand's strides along N, H, W and M of the output, in elements: terms like "96 * OUT_W", or empty where it is
+// repeated.
 struct Operand {
   DType dtype;
-  std::array<int64_t, 4> strides;
+  std::array<std::string, 4> strides;
   bool is_linear;  // has the output's shape
-  bool is_of_pixel() const { return is_linear || strides[1] != 0 || strides[2] != 0; }
+  bool is_of_pixel() const { return is_linear || !strides[1].empty() || !strides[2].empty(); }
   // " + n * 96": where the program's vector of it begins.
   std::string Offset() const {
     if (is_linear) return " + offset";
     const char* const coordinates[] = {"n", "y", "x", "m"};
     std::string text;
     for (size_t i = 0; i < 4; ++i)
-      if (strides[i] != 0) text += std::string(" + ") + coordinates[i] + " * " + std::to_string(strides[i]);
+      if (!strides[i].empty()) text += std::string(" + ") + coordinates[i] + " * " + strides[i];
     return text;
   }
 };
@@ -35,14 +36,19 @@ std::vector<Operand> Operands(const Program& program, size_t first, const Shapes
     Operand operand{program.parameter(first + i).dtype, {}, true};
     if (shape.size() > 4) Fail("the shape ", ToString(shape), " does not broadcast to ", ToString(full));
     int64_t stride = 1;
+    std::string sizes;
     for (size_t axis = 4; axis-- > 0;) {
       const size_t lead = 4 - shape.size();
       const int64_t size = axis < lead ? 1 : shape[axis - lead];
       if (size != full[axis] && size != 1)
         Fail("the shape ", ToString(shape), " does not broadcast to ", ToString(full));
-      operand.strides[axis] = size == 1 ? 0 : stride;
       operand.is_linear = operand.is_linear && size == full[axis];
-      stride *= size;
+      if (size == 1) continue;
+      operand.strides[axis] = std::to_string(stride) + sizes;
+      if (axis == 3)
+        stride = size;
+      else
+        sizes += axis == 2 ? " * OUT_W" : " * OUT_H";
     }
     operands.push_back(operand);
   }
@@ -70,7 +76,7 @@ std::string Stage::Emit() const {
     text << "template <int N>\nstruct " << name << (of_pixel ? "PixelOperands" : "TileOperands") << " {\n";
     for (size_t i = 0; i < operands.size(); ++i)
       if (operands[i].is_of_pixel() == of_pixel)
-        text << "  Vector<" << StorageType(operands[i].dtype) << ", " << (operands[i].strides[3] != 0 ? "N" : "1")
+        text << "  Vector<" << StorageType(operands[i].dtype) << ", " << (operands[i].strides[3].empty() ? "1" : "N")
              << "> p" << i << ";\n";
     text << "  DEVICE void load(const Arguments& a, int n, " << (of_pixel ? "int y, int x, int m, int offset" : "int m")
          << ") {\n";
@@ -106,7 +112,7 @@ std::string Stage::Emit() const {
     text << "  const " << ComputeType(program.value(value).dtype) << " v" << value << " = " << each << ";\n";
   for (size_t i = 0; i < operands.size(); ++i)
     text << "  const " << ComputeType(operands[i].dtype) << " v" << program.parameters()[first + i] << " = to_compute("
-         << (operands[i].is_of_pixel() ? "pixel.p" : "tile.p") << i << (operands[i].strides[3] != 0 ? "[j]" : "[0]")
+         << (operands[i].is_of_pixel() ? "pixel.p" : "tile.p") << i << (operands[i].strides[3].empty() ? "[0]" : "[j]")
          << ");\n";
   text << EmitCuda(program, statements, "  ", is_of_tf32);
   for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(to, v" << program.results()[r] << ");\n";
@@ -157,7 +163,7 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
     inputs += stage.operands.size();
     if (stage.name.empty() || !tail->of_input) outputs += stage.program.results().size();
     of_image = of_image || std::any_of(stage.operands.begin(), stage.operands.end(), [](const Operand& operand) {
-      return operand.strides[0] != 0 && !operand.is_of_pixel();
+      return !operand.strides[0].empty() && !operand.is_of_pixel();
     });
   }
   std::ostringstream text;
@@ -165,15 +171,15 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
        << kPointwiseSource << "\n"
        << "typedef " << StorageType(problem.dtype()) << " storage_t;\n\n"
        << "struct Arguments {\n  const void* in[" << inputs << "];\n  void* out[" << outputs
-       << "];\n  unsigned long long batch;\n};\n\n";
+       << "];\n  unsigned long long batch, image_h, image_w, out_h, out_w;\n};\n\n"
+       << Defines({{"CHANNELS", problem.channels}, {"FILTERS", problem.filters}}) << WindowMacros(problem);
   for (const Stage& stage : stages) text << stage.Emit();
   if (tail != nullptr) {
     const NormProgram& norm = *tail->norm;
     text << "DEVICE float prologue(float x) {\n  const float v" << norm.program.parameters()[0] << " = x;\n"
          << EmitCuda(norm.program, norm.prologue, "  ", is_of_tf32) << "  return v" << norm.summed << ";\n}\n\n";
   }
-  text << Defines({{"CHANNELS", problem.channels}, {"FILTERS", problem.filters}}) << WindowMacros(problem)
-       << Defines({{"CONSTANT_WEIGHTS", problem.constant_weights}, {"OF_IMAGE", of_image}, {"GATED", problem.gated}})
+  text << Defines({{"CONSTANT_WEIGHTS", problem.constant_weights}, {"OF_IMAGE", of_image}, {"GATED", problem.gated}})
        << kCopySource;
   return text.str();
 }
@@ -188,7 +194,8 @@ std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& p
   size_t addresses = problem.operands.size() + 2 + problem.gated + program.results().size();
   if (tail != nullptr) addresses += tail->operands.size() + (tail->of_input ? 0 : tail->norm->program.results().size());
   std::vector<uint64_t> arguments(addresses, 0);
-  arguments.push_back(uint64_t(problem.batch));
+  const Window &h = problem.rows(), &w = problem.columns();
+  for (const int64_t size : {problem.batch, h.size, w.size, h.out, w.out}) arguments.push_back(uint64_t(size));
   return arguments;
 }
 

@@ -77,7 +77,7 @@ struct NormTail {
 
 // CUDA C++ in front of an engine's kernel: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), CONSTANT_WEIGHTS,
 // OF_IMAGE, whether TileOperands depend on n, and for the epilogue:
-//   struct Arguments { const void* in[]; void* out[]; int batch; }
+//   struct Arguments { const void* in[]; void* out[]; and as numbers batch, image_h, image_w, out_h, out_w }
 //   TileOperands<N>:  load(a, n, m): operands that do not depend on the pixel (a bias, a scale of each channel)
 //   PixelOperands<N>: load(a, n, y, x, m, offset): the others; `offset` is that of the pixel's channel m in Y
 //   Results<N>:       store(a, offset), from the output 0 on, or from a third argument on
@@ -91,7 +91,7 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
 // IS_RMS and EPSILON.
 std::string NormConstants(const NormProgram& norm);
 
-// Room for the addresses, then `batch`.
+// Room for the addresses, then the numbers of Arguments.
 std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem, const NormTail* tail = nullptr);
 
 }  // namespace ortplugin

@@ -50,7 +50,7 @@
 
 struct Tile {
   int n, y, x;  // its first row of patches; its first column of pixels
-  DEVICE Tile(int number)
+  DEVICE Tile(const Arguments& a, int number)
     : n(number / (TILES_X * TILES_Y)),
       y(number / TILES_X % TILES_Y * TILE_H + PAD_TOP / STRIDE_H),
       x(number % TILES_X * TILE_OUT_W) {}
@@ -73,8 +73,9 @@ DEVICE int weight_of(int chunk, int octet, int at, int column) {
 }
 
 // Copies a chunk of the pixels of x that a tile meets, zeros where there are none.
-DEVICE void copy_part(storage_t* part, const storage_t* image, const Tile& tile, int chunk) {
+DEVICE void copy_part(storage_t* part, const Arguments& a, const Tile& tile, int chunk) {
   constexpr int kOfPixel = CHUNK / OCTET;
+  const storage_t* const image = (const storage_t*)a.in[0];
   const int left = (tile.x + PAD_LEFT) / STRIDE_W - (TAPS_W - 1), top = tile.y - (TAPS_H - 1);
 #pragma unroll 4
   for (int i = threadIdx.x; i < PART_H * PART_W * kOfPixel; i += THREADS) {
@@ -266,7 +267,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   float* const shared_sums = (float*)(zeros + 1);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be one
   const int tiles = (int)a.batch * (TILES_X * TILES_Y);
-  const storage_t* const image = (const storage_t*)a.in[0];
 
   if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   copy_weights(shared, (const storage_t*)a.in[1], warp, lane);
@@ -283,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   }
 
   for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
-    const Tile tile(number);
+    const Tile tile(a, number);
     if (number + gridDim.x >= tiles) let_next_start(next_waits);
     float sums[PARTS][GROUPS][4];
 #pragma unroll
@@ -295,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       __syncthreads();  // what stood there has been used
-      copy_part(part, image, tile, chunk);
+      copy_part(part, a, tile, chunk);
       __syncthreads();
 #if TENSOR_CORES
       accumulate(sums, part, at, (const uint2*)shared + chunk * (K_STEPS * GROUPS * 32), zeros, lane);

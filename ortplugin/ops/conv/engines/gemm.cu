@@ -62,25 +62,28 @@ struct Tiles {
   DEVICE int end() const { return (group() + 1) * GROUP_FILTERS; }
 };
 
+// Where the first of a tile's pixels is.
+struct Place {
+  int n, y, x;
+  DEVICE Place(const Arguments& a, int row) : n(row / IMAGE), y(row % IMAGE / OUT_W), x(row % OUT_W) {}
+};
+
 // One thread for x and one for w, since they keep the copy engine busy together only.
 template <bool OF_X>
 struct Producer {
   const GemmArguments& g;
   unsigned stages, full, empty;  // addresses of the stages and of the first of their barriers
 
-  DEVICE void copy(const Ring<STAGES>& ring, int k_tile, const Tiles& tiles) const {
+  DEVICE void copy(const Ring<STAGES>& ring, int k_tile, const Tiles& tiles, const Place& place) const {
     const unsigned to = stages + ring.stage * STAGE_BYTES + (OF_X ? 0 : X_BYTES), barrier = full + ring.stage * 8;
     expect_bytes(barrier, OF_X ? X_BYTES : W_BYTES);
-#if IS_IMPLICIT
-    const int tap = k_tile / CHANNEL_TILES, y = tiles.row() % IMAGE / OUT_W * STRIDE_H - PAD_TOP;
-#endif
 #pragma unroll
     for (int k = 0; k < TILE_K; k += ROW) {
 #if IS_IMPLICIT
-      const int channel = k_tile % CHANNEL_TILES * TILE_K + k;
+      const int tap = k_tile / CHANNEL_TILES, channel = k_tile % CHANNEL_TILES * TILE_K + k;
       if (OF_X)
         copy_pixels(to + k * (TILE_M * SIZE), &g.x, tiles.group() * GROUP_CHANNELS + channel,
-          tiles.row() % OUT_W * STRIDE_W - PAD_LEFT, y, tiles.row() / IMAGE, tap % KERNEL_W * DILATION_W,
+          place.x * STRIDE_W - PAD_LEFT, place.y * STRIDE_H - PAD_TOP, place.n, tap % KERNEL_W * DILATION_W,
           tap / KERNEL_W * DILATION_H, barrier);
       else
         copy_box(to + k * (TILE_N * SIZE), &g.w, channel, tiles.column(), tap, 0, barrier);
@@ -102,12 +105,14 @@ struct Producer {
     // Weights that no kernel writes are on their way before the kernel in front has completed.
     if (OF_X || !CONSTANT_WEIGHTS) grid_dependency_wait();
     Ring<STAGES> ring;
-    for (int round = 0; tiles.exists(); tiles.step())
+    for (int round = 0; tiles.exists(); tiles.step()) {
+      const Place place(g.a, tiles.row());
 #pragma unroll 1
       for (int k_tile = FIRST_K; k_tile < END_K; ++k_tile, ring.step(), ++round) {
         if (round >= STAGES) wait_barrier(empty + ring.stage * 8, ring.phase ^ 1);
-        copy(ring, k_tile, tiles);
+        copy(ring, k_tile, tiles, place);
       }
+    }
     if (!OF_X && CONSTANT_WEIGHTS) grid_dependency_wait();
   }
 };

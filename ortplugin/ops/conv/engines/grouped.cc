@@ -77,11 +77,12 @@ int64_t MergedOf(const Contraction& problem) {
   return best;
 }
 
-int64_t Resident(const Tiling& t, const DeviceFacts& device) {
+int64_t Resident(const Contraction& problem, const Tiling& t, const DeviceFacts& device) {
   // Registers of a thread, about: narrow vectors of results are several at once.
   const int64_t sums = t.parts * t.item_units * t.columns * 4;
+  const int64_t sizes = problem.has_open_sizes ? 48 : 0;
   const int64_t registers =
-    std::min<int64_t>(RoundUp(sums + (t.vector <= 2 ? 112 : 104) + (t.octet == 4 ? 8 : 0), 8), 168);
+    std::min(RoundUp(sums + (t.vector <= 2 ? 112 : 104) + (t.octet == 4 ? 8 : 0), 8), int64_t{168}) + sizes;
   // A multiprocessor has four files of registers, whose warps are whole.
   const int64_t warps = device.registers_per_multiprocessor / 4 / (32 * registers) * 4;
   const int64_t most = std::min<int64_t>(8, warps / (t.warps_m * t.warps_n));
@@ -127,7 +128,7 @@ void Consider(const Contraction& problem, const DeviceFacts& device, Tiling t, B
   if (t.warps_m > 1 && (t.warps_m - 1) * t.parts * 16 >= t.tile_h * t.tile_w) return;  // a warp would be idle
   for (t.stages = 1; t.stages <= 2; ++t.stages) {
     Complete(problem, &t);
-    const int64_t resident = Resident(t, device), blocks = t.tiles * t.slices;
+    const int64_t resident = Resident(problem, t, device), blocks = t.tiles * t.slices;
     // A second stage is for the next chunk or tile.
     if (resident < 1 || (t.stages == 2 && t.chunks == 1 && blocks <= resident * device.multiprocessors)) return;
     const double cost = Cost(t, resident, device);

@@ -92,7 +92,7 @@ DEVICE void copy_elements(unsigned to, const storage_t* from, bool exists) {
 
 struct Tile {
   int n, y, x;
-  DEVICE Tile(int number)
+  DEVICE Tile(const Arguments& a, int number)
     : n(FLAT ? 0 : number / (TILES_X * TILES_Y)),
       y(FLAT ? 0 : number / TILES_X % TILES_Y * TILE_H),
       x((FLAT ? number : number % TILES_X) * TILE_W) {}
@@ -307,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const auto copy = [&](int stage, int number, int chunk) {
     const unsigned to = stages + stage * STAGE_BYTES;
     if (number < tiles) {
-      copy_part(to, a, Tile(number), chunk, first_unit);
+      copy_part(to, a, Tile(a, number), chunk, first_unit);
       if (CHUNKS > 1) copy_weights(to + X_BYTES, a, chunk, first_unit, first_sub);
     }
     commit_copies();
@@ -323,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   copy(0, number, 0);
 #pragma unroll 1
   for (; number < tiles; number += step) {
-    const Tile tile(number);
+    const Tile tile(a, number);
     if (number + step >= tiles) let_next_start(next_waits);
     float sums[PARTS][ITEM_COLUMNS][4];
 #pragma unroll 1

@@ -36,6 +36,7 @@ std::optional<Contraction> WithPixelsLast(const Contraction& problem) {
   if (!IsPointwise(problem)) return std::nullopt;
   Contraction flat = problem;
   flat.channels_last = true;
+  flat.has_open_sizes = false;  // what stands for them are the filters
   flat.rows() = flat.columns() = Window();
   flat.columns().size = flat.columns().out = problem.filters;
   flat.filters = problem.rows().out * problem.columns().out;

@@ -29,10 +29,10 @@ struct PatchArguments {
 
 // Those of a block, which keeps its filters.
 struct Tiles {
-  int count, next, step;
-  DEVICE explicit Tiles(const Arguments& a)
-    : count((int)a.batch * (TILES_H * TILES_W)), next(blockIdx.x / FILTER_TILES), step(gridDim.x / FILTER_TILES) {}
-  DEVICE bool exists() const { return next < count; }
+  const Arguments& a;
+  int next = blockIdx.x / FILTER_TILES;
+  DEVICE bool exists() const { return next < (int)a.batch * (TILES_H * TILES_W); }
+  DEVICE void step(int count = 1) { next += gridDim.x / FILTER_TILES * count; }
   DEVICE int image() const { return next / (TILES_H * TILES_W); }
   DEVICE int y() const { return next / TILES_W % TILES_H * TILE_H; }
   DEVICE int x() const { return next % TILES_W * TILE_W; }
@@ -52,9 +52,9 @@ DEVICE void produce(
   for (int tap = 0; tap < TAPS; ++tap) copy_box(weights + tap * TAP_BYTES, &g.w, 0, first_filter(), tap, 0, loaded);
   if (CONSTANT_WEIGHTS) grid_dependency_wait();
   Ring<STAGES> ring;
-  Tiles tiles(g.a);
+  Tiles tiles{g.a};
 #pragma unroll 1
-  for (int round = 0; tiles.exists(); tiles.next += tiles.step, ring.step(), ++round) {
+  for (int round = 0; tiles.exists(); tiles.step(), ring.step(), ++round) {
     if (round >= STAGES) wait_barrier(empty + ring.stage * 8, ring.phase ^ 1);
     expect_bytes(full + ring.stage * 8, PATCH_BYTES);
     copy_box(patches + ring.stage * PATCH_BYTES, &g.x, 0, tiles.x() - PAD_LEFT, tiles.y() - PAD_TOP, tiles.image(),
@@ -73,8 +73,8 @@ struct Epilogue {
 
   DEVICE static int pixel_of(int chunk, int item) { return chunk * CHUNK + (item * 32 + threadIdx.x % 32) / VECTORS; }
   DEVICE bool has(int p) const {
-    return p % PATCH_W < TILE_W && (OUT_W % TILE_W == 0 || x + p % PATCH_W < OUT_W) &&
-      (OUT_H % TILE_H == 0 || y + p / PATCH_W < OUT_H) && (FILTERS % TILE_FILTERS == 0 || m < FILTERS);
+    return p % PATCH_W < TILE_W && x + p % PATCH_W < OUT_W && y + p / PATCH_W < OUT_H &&
+      (FILTERS % TILE_FILTERS == 0 || m < FILTERS);
   }
   DEVICE int offset_of(int p) const { return ((n * OUT_H + y + p / PATCH_W) * OUT_W + x + p % PATCH_W) * FILTERS + m; }
   DEVICE void load(int chunk) {
@@ -119,14 +119,14 @@ DEVICE void consume(const Arguments& a, unsigned weights, unsigned patches, floa
   unsigned full, unsigned empty, unsigned turns) {
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x / 32;
   const int m = first_filter() + warp % 4 * 16 + threadIdx.x % VECTORS * VECTOR;
-  Tiles tiles(a);
-  tiles.next += warpgroup * tiles.step;
+  Tiles tiles{a};
+  tiles.step(warpgroup);
   Ring<STAGES> ring;
   ring.skip(warpgroup);
   grid_dependency_wait();  // before operands are read, and results written
   wait_barrier(loaded, 0);
 #pragma unroll 1
-  for (int turn = 0; tiles.exists(); tiles.next += CONSUMERS * tiles.step, ++turn) {
+  for (int turn = 0; tiles.exists(); tiles.step(CONSUMERS), ++turn) {
     Epilogue epilogue{a, staging + warp * (CHUNK * PITCH), m, tiles.image(), tiles.y(), tiles.x()};
     if (FILTERS % TILE_FILTERS == 0 || m < FILTERS) epilogue.of_filters.load(a, epilogue.n, m);
 #pragma unroll

@@ -10,12 +10,14 @@
 struct Place {
   int n, y, x, m;
   bool exists;
-  DEVICE Place(int number, int batch)
+  const Arguments& a;
+  DEVICE Place(const Arguments& a, int number)
     : n(number / (OUT_H * OUT_W * VECTORS)),
       y(number / (OUT_W * VECTORS) % OUT_H),
       x(number / VECTORS % OUT_W),
       m(number % VECTORS * VECTOR),
-      exists(n < batch) {}
+      exists(n < (int)a.batch),
+      a(a) {}
   DEVICE int offset() const { return ((n * OUT_H + y) * OUT_W + x) * FILTERS + m; }
 
   DEVICE void load_product(Vector<storage_t, VECTOR>& product, const storage_t* p) const {
@@ -29,14 +31,14 @@ struct Place {
 
 extern "C" __global__ void __launch_bounds__(THREADS) pixel_shuffle(const Arguments a) {
   grid_dependency_wait();
-  const int first = blockIdx.x * (THREADS * PARTS) + threadIdx.x, batch = (int)a.batch;
+  const int first = blockIdx.x * (THREADS * PARTS) + threadIdx.x;
   Vector<storage_t, VECTOR> products[PARTS];
 #pragma unroll
   for (int part = 0; part < PARTS; ++part)
-    Place(first + part * THREADS, batch).load_product(products[part], (const storage_t*)a.in[0]);
+    Place(a, first + part * THREADS).load_product(products[part], (const storage_t*)a.in[0]);
 #pragma unroll
   for (int part = 0; part < PARTS; ++part) {
-    const Place at(first + part * THREADS, batch);
+    const Place at(a, first + part * THREADS);
     if (!at.exists) return;
     TileOperands<VECTOR> shared_operands;
     PixelOperands<VECTOR> operands;

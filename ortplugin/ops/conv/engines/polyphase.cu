@@ -92,8 +92,8 @@ DEVICE void finish_tile(const Arguments& a, float (&sums)[M_TILES][TILE_N / 2], 
 }
 
 // Where the pixels of a tile that a thread copies are.
-DEVICE void find_pixels(
-  unsigned (&from)[TILE_M * 8 / THREADS], unsigned (&places)[TILE_M * 8 / THREADS], int tile, int rows, int thread) {
+DEVICE void find_pixels(const Arguments& a, unsigned (&from)[TILE_M * 8 / THREADS],
+  unsigned (&places)[TILE_M * 8 / THREADS], int tile, int rows, int thread) {
 #pragma unroll
   for (int i = 0; i < TILE_M * 8 / THREADS; ++i) {
     const int p = tile / TILES_N * TILE_M + i * (THREADS / 8) + thread / 8;
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) polyphase(cons
       left = CHANNEL_TILES * down.count * right.count;
       channel_tile = next_down = next_right = 0;
       first = tile % TILES_N * TILE_N;
-      find_pixels(from, places, tile, rows, thread);
+      find_pixels(a, from, places, tile, rows, thread);
     }
     if (left > 0) {
       const unsigned stage = next_stage * (STAGE_ELEMENTS * 2);

@@ -38,8 +38,9 @@ DEVICE void copy_tap(storage_t* stages, const storage_t* w, int k_tile, int stag
 
 // The pixels of a tile that a thread copies, and those of X that they meet at a tap.
 struct Pixels {
+  const Arguments& a;
   int top[TILE_M / 16], left[TILE_M / 16], image[TILE_M / 16];
-  DEVICE Pixels(int first_row, int rows, int thread) {
+  DEVICE Pixels(const Arguments& a, int first_row, int rows, int thread) : a(a) {
 #pragma unroll
     for (int i = 0; i < TILE_M / 16; ++i) {
       const int p = first_row + i * 16 + thread / 8;
@@ -137,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
   const int octet = thread % 8;
   const auto copy_weights = [&](int k_tile, int stage) { copy_tap(stages, w, k_tile, stage, octet, thread, first); };
-  const Pixels pixels(first_row, rows, thread);
+  const Pixels pixels(a, first_row, rows, thread);
 
   int k_tile = K_TILES * k_part / K_PARTS, stage = 0;
   begin_cluster();

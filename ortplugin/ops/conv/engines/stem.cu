@@ -65,12 +65,13 @@ DEVICE constexpr int place_of(int slot, int quarter) {
 
 struct Tile {
   int n, y, x;
-  DEVICE Tile(int number)
+  DEVICE Tile(const Arguments& a, int number)
     : n(number / (TILES_X * TILES_Y)), y(number / TILES_X % TILES_Y * TILE_H), x(number % TILES_X * TILE_W) {}
 };
 
 // Starts copying a tile's part of the image, COPY elements at a time, zeros where there is none.
-DEVICE void copy_image(storage_t* shared, const storage_t* image, const Tile& tile) {
+DEVICE void copy_image(storage_t* shared, const Arguments& a, const Tile& tile) {
+  const storage_t* const image = (const storage_t*)a.in[0];
   constexpr int kCopies = LINE_PITCH / COPY;
   const int first = tile.x * STEP - PAD_LEFT * PIXEL - LEAD;
 #pragma unroll 4
@@ -173,14 +174,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = lane / 4, quarter = lane % 4;  // what the thread has of an MMA
   const int tiles = (int)a.batch * (TILES_X * TILES_Y);
-  const storage_t* const image = (const storage_t*)a.in[0];
 
   if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   load_weights(shared_weights, a, warp, lane, row, quarter);
   if (CONSTANT_WEIGHTS) grid_dependency_wait();
 
   int number = blockIdx.x;  // there are no more blocks than tiles
-  copy_image(shared_image, image, Tile(number));
+  copy_image(shared_image, a, Tile(a, number));
   __syncthreads();
   unsigned weights[K_STEPS][2 * COLUMNS];
   const int group = warp % GROUPS;
@@ -193,12 +193,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
 
   const int m = group * WARP_FILTERS + quarter * VECTOR;
   for (int buffer = 0; number < tiles; number += gridDim.x, buffer = (buffer + 1) % BUFFERS) {
-    const Tile tile(number);
+    const Tile tile(a, number);
     if (number + gridDim.x >= tiles) let_next_start(next_waits);
     TileOperands<VECTOR> shared_operands;
     shared_operands.load(a, tile.n, m);
     if (BUFFERS == 2 && number + gridDim.x < tiles) {
-      copy_image(shared_image + (1 - buffer) * kImage * 8, image, Tile(number + gridDim.x));
+      copy_image(shared_image + (1 - buffer) * kImage * 8, a, Tile(a, number + gridDim.x));
       asm volatile("cp.async.wait_group 1;" ::: "memory");
     } else {
       asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -241,6 +241,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
         }
     }
     __syncthreads();
-    if (BUFFERS == 1 && number + gridDim.x < tiles) copy_image(shared_image, image, Tile(number + gridDim.x));
+    if (BUFFERS == 1 && number + gridDim.x < tiles) copy_image(shared_image, a, Tile(a, number + gridDim.x));
   }
 }
