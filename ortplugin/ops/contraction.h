@@ -43,8 +43,8 @@ struct Contraction {
   // The epilogue. Its operands are the program's second parameter and on; they broadcast to the result's shape.
   std::shared_ptr<const Program> program;
   Shapes operands;
-  // The program's second parameter is the value of X with one more W, the input behind W. Of gemm alone; it is none of
-  // `operands`.
+  // The program's second parameter is the value of X with one more W, the input behind W. Of gemm and gemv; it is none
+  // of `operands`.
   bool gated = false;
   bool constant_weights = false;  // W is an initializer, so no kernel in front writes it; with a gate both are
   std::vector<bool> constant_operands;  // which of the operands are; empty: none
@@ -52,7 +52,8 @@ struct Contraction {
   // degrees.
   bool rotated_weights = false;
   // Our engines' kernels are given heights and widths in each launch: one kernel is for all of them then, and up to a
-  // sixth slower than one that is compiled for its size (H100, 2026-11-27: implicit_gemm 2%, split_k 8%, depthwise 13%).
+  // sixth slower than one that is compiled for its size (H100, 2026-11-27: implicit_gemm 2%, split_k 8%,
+  // depthwise 13%).
   bool has_open_sizes = false;
 
   // Those of operands that have `dtype`, whose sums are made in float32, of double in double.

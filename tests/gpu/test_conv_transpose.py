@@ -225,7 +225,7 @@ def test_shapes_may_change_from_run_to_run(name):
 
 
 @parametrize(
-  "case", [each for each in (*LARGE_CASES, *SHUFFLES[::3]) if each.layout == "NHWC" and None not in each.operands]
+  "case", [each for each in (*LARGE_CASES, *SHUFFLES[::3]) if each.layout == "NHWC" and len(each.operands) < 2]
 )
 def test_images_of_other_sizes(case):
   session = make(case.model([("n", "h", "w", case.x[1]), *case.shapes[1:]]))

@@ -1,5 +1,6 @@
 // Our engines of FusedConv: no spills.
 
+#include <array>
 #include <functional>
 
 #include "ortplugin/ops/conv/engines/engine.h"
@@ -95,6 +96,13 @@ std::vector<Case> Cases() {
   vectors(kFloat, 6, 5000, 77);
   vectors(kBrain, 8, 1152, 48);
   vectors(kFloat, 3, 130, 77);
+  // With a gate, one row and several.
+  for (const auto& [batch, channels] : {std::array{1, 1024}, {1, 5000}, {4, 512}, {2, 520}}) {
+    Contraction problem = Square(kHalf, batch, 1, channels, 776, 1, 1, 1);
+    problem.gated = true;
+    problem.operands = {};
+    cases.push_back({"(float16 c, float16 v) => (float16 y) {\n  s = Swish(v)\n  y = Mul(s, c)\n}", problem});
+  }
   for (Case& test_case : cases) test_case.problem.constant_weights = test_case.problem.batch == 8;
   return cases;
 }
@@ -178,7 +186,8 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
     const bool is_stem = test_case.problem.groups == 1 && test_case.problem.rows().kernel > 1;
     CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || !is_stem));
     if (!kernel) continue;
-    CHECK(kernel->arguments.size() == test_case.problem.operands.size() + 7 + program.results().size());
+    CHECK(kernel->arguments.size() ==
+      test_case.problem.operands.size() + 7 + test_case.problem.gated + program.results().size());
     const std::string text = Joined(architecture, " ", kernel->entry, " ", NameOf(test_case.problem.dtype()), " ",
       ToString(test_case.problem.result()), " kernel ", test_case.problem.rows().kernel, " stride ",
       test_case.problem.rows().stride, " threads ", kernel->launch.blocks, "x", kernel->launch.threads);

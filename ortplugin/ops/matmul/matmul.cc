@@ -171,6 +171,14 @@ Contraction MatMulNode::GateOf(const Contraction& product) const {
   return gate;
 }
 
+Contraction MatMulNode::WithGateOf(Contraction product) const {
+  product.gated = true;
+  product.operands.erase(product.operands.begin());
+  product.constant_weights = product.constant_weights && constant_operands[0];
+  product.constant_operands.erase(product.constant_operands.begin());
+  return product;
+}
+
 CheckedMatMulNode::CheckedMatMulNode(const NodeInfo& info, const std::string& text)
   : MatMulNode(Read(info, text)), algorithm(info.string_attribute("algorithm", "auto")) {
   inputs = CheckEpilogue(*program, kMatMulInputs, info);

@@ -76,8 +76,9 @@ struct MatMulNode {
   // In a session that allows TF32 or does not; a gate's product is an operand. Throws Error where the shapes of A, B
   // and the operands contradict each other.
   MatMulProblem Fit(const Shapes& shapes, bool session_allows_tf32 = false) const;
-  // The gate's product, of that of the node.
+  // The gate's product, of that of the node; and both as one contraction.
   Contraction GateOf(const Contraction& product) const;
+  Contraction WithGateOf(Contraction product) const;
   bool follows_session() const { return !allow_tf32 && ValueType(*program) == DType::kFloat; }
 };
 

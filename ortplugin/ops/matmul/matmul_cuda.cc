@@ -58,16 +58,12 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
   ConvPlanner planner_;
 };
 
-// One kernel for a product and its gate, where either alone would be gemm's.
+// One kernel for a product and its gate, where either alone would be of an engine that takes both.
 std::optional<EngineKernel> FindGated(const MatMulNode& node, const Contraction& product, const DeviceFacts& device) {
   const std::optional<EngineKernel> apart = FindEngineKernel(*node.program, product, device, true);
-  if (!apart || std::string_view(apart->entry) != "gemm") return std::nullopt;
-  Contraction both = product;
-  both.gated = true;
-  both.operands.erase(both.operands.begin());
-  both.constant_weights = both.constant_weights && node.constant_operands[0];
-  both.constant_operands.erase(both.constant_operands.begin());
-  return FindEngineKernel(*node.program, both, device, true);
+  if (!apart || (std::string_view(apart->entry) != "gemm" && std::string_view(apart->entry) != "gemv"))
+    return std::nullopt;
+  return FindEngineKernel(*node.program, node.WithGateOf(product), device, true);
 }
 
 }  // namespace

@@ -17,7 +17,6 @@ namespace {
 struct MatMulNormPlan {
   Shape shape;  // of the norm's results
   std::optional<cuda::PackedKernel> whole;
-  std::optional<cuda::PackedKernel> gate;  // in front of it, of a product with a norm of A
   MatMulPlan product;  // else
   NormPlan norm;
   std::vector<size_t> offsets;  // of the product's results in scratch memory, where they are no outputs
@@ -98,13 +97,8 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     const size_t value_bytes = SizeOf(problem.contraction.dtype());
     plan->shape = problem.full;
     if (variant.unaligned.empty() && node_.algorithm != MatMulNormNode::Algorithm::kApart && !problem.is_apart)
-      plan->whole = MakeGemv(*node_.product.program, problem.contraction, shapes);
-    if (plan->whole && node_.product.gated) {
-      const Contraction gate = node_.product.GateOf(problem.contraction);
-      plan->gate = MakeGemv(*gate.program, gate, shapes);
-      plan->scratch_bytes = ScratchBytes(size_t(ElementCount(problem.full)) * value_bytes);
-    }
-    if (node_.product.gated && !plan->gate) plan->whole.reset();
+      plan->whole =
+        MakeGemv(node_.product.gated ? node_.product.WithGateOf(problem.contraction) : problem.contraction, shapes);
     if (plan->whole) return plan;
     PlanVariant for_product{{}, variant.session_allows_tf32};
     bool aligned = true;  // of what the norm touches
@@ -121,8 +115,8 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
   }
 
   // A matrix-vector product with the norm in front of it, where the product alone would be one.
-  std::optional<cuda::PackedKernel> MakeGemv(
-    const Program& program, const Contraction& problem, const Shapes& shapes) const {
+  std::optional<cuda::PackedKernel> MakeGemv(const Contraction& problem, const Shapes& shapes) const {
+    const Program& program = *node_.product.program;
     const NormProgram& norm = node_.norm;
     if (norm.prologue_operands.parameters != std::vector<size_t>{0} || norm.axis != -1 || !norm.axes.empty() ||
       norm.groups > 0 || norm.program.parameter(0).dtype != problem.dtype())
@@ -147,14 +141,7 @@ class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {
     const MatMulNormPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
     const size_t inputs = node_.product.input_count();
     const auto at = [&](size_t index) { return addresses.begin() + std::ptrdiff_t(index); };
-    std::vector<void*> all = addresses;
-    if (plan.gate) {
-      std::vector<void*> of_gate{all[0], all[kMatMulInputs]};
-      of_gate.insert(of_gate.end(), at(inputs), at(input_count()));
-      of_gate.push_back(all[kMatMulInputs] = scratch);
-      plan.gate->Launch(device(), stream, of_gate.data(), of_gate.size());
-    }
-    if (plan.whole) return plan.whole->Launch(device(), stream, all.data(), all.size());
+    if (plan.whole) return plan.whole->Launch(device(), stream, addresses.data(), addresses.size());
     std::vector<void*> of_norm(at(inputs), at(input_count())), of_product(addresses.begin(), at(inputs));
     of_norm.insert(of_norm.begin(), addresses[0]);
     of_norm.push_back(of_product[0] = scratch);

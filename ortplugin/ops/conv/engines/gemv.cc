@@ -10,7 +10,7 @@
 namespace ortplugin {
 
 bool FitsGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.groups != 1 || problem.transposed) return false;
+  if (!FitsEngines(program, problem, true) || problem.groups != 1 || problem.transposed) return false;
   if (problem.channels * problem.filters >= int64_t{1} << 30) return false;
   // What is far from a matrix-vector product is no case for --tune either.
   const TargetLimits& limits = LimitsNear(device);
@@ -73,7 +73,8 @@ std::optional<EngineKernel> MakeGemvNorm(
   constexpr int64_t kMostSteps = 8;  // of a thread
   if (!FitsGemv(program, problem, device)) return {};
   const GemvConfig config = ConfigureGemv(program, problem, device);
-  if (DivideUp(problem.channels, int64_t{config.lanes} * config.vector) * config.rows > kMostSteps) return {};
+  const int64_t steps = DivideUp(problem.channels, int64_t{config.lanes} * config.vector);
+  if (steps * config.rows * (1 + problem.gated) > kMostSteps) return {};
   return EngineKernel{GemvSource(program, problem, config, &norm), "gemv", GemvLaunch(problem, config),
     ConvArguments(program, problem, &norm)};
 }

@@ -5,6 +5,8 @@
 // LANES threads side by side share a row of the weights and ROWS rows of x. Each sums its part; then those of a warp
 // exchange sums until each of ROWS threads has a whole one, and the first of several warps adds up theirs.
 //
+// With a gate (GATED) a thread has the part of its row, too.
+//
 // A norm (HAS_NORM) is computed by all who read the row: that takes less than a kernel in front of this one, which each
 // of a chain's kernels waits for.
 
@@ -15,14 +17,18 @@
 #define WARPS_OF_ROW ((LANES + 31) / 32)
 #define THREADS_OF_ROW (LANES / WARPS_OF_ROW / ROWS)  // of a warp
 
-// AHEAD steps of the thread's part of a row of weights.
+#define PRODUCTS (1 + GATED)
+
+// AHEAD steps of the thread's part of row `m` of the weights.
 DEVICE void load_weights(
-  Vector<storage_t, VECTOR> (&weights)[AHEAD], const storage_t* w, int step, int lane, bool exists) {
+  Vector<storage_t, VECTOR> (&weights)[PRODUCTS][AHEAD], const Arguments& a, int m, int step, int lane, bool exists) {
 #pragma unroll
-  for (int i = 0; i < AHEAD; ++i) {
-    const int c = (step + i) * STEP + lane * VECTOR;
-    load_if(c < CHANNELS && exists, weights[i], w + c);
-  }
+  for (int product = 0; product < PRODUCTS; ++product)
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const int c = (step + i) * STEP + lane * VECTOR;
+      load_if(c < CHANNELS && exists, weights[product][i], (const storage_t*)a.in[1 + product] + m * CHANNELS + c);
+    }
 }
 
 #if HAS_NORM
@@ -47,8 +53,9 @@ DEVICE void sum_of_row(float (&x)[ROWS], float (&slots)[THREADS / 32][ROWS]) {
 }
 
 // The products of the thread's part of the rows, once they are normalised, with its weights.
-DEVICE void add_products(const Arguments& a, const storage_t* x, const storage_t*, int first, int lane,
-  const Vector<storage_t, VECTOR> (&weights)[STEPS], float (&sums)[ROWS]) {
+DEVICE void add_products(const Arguments& a, int, int first, int lane,
+  const Vector<storage_t, VECTOR> (&weights)[PRODUCTS][STEPS], float (&sums)[PRODUCTS][ROWS]) {
+  const storage_t* const x = (const storage_t*)a.in[0];
   __shared__ float slots[2][THREADS / 32][ROWS];
   Vector<storage_t, VECTOR> rows[STEPS][ROWS];
   NormTileOperands<VECTOR> tile[STEPS];
@@ -80,16 +87,19 @@ DEVICE void add_products(const Arguments& a, const storage_t* x, const storage_t
   EACH_ELEMENT {
     NormResults<VECTOR> normalized;
     apply(tile[i], pixel[i][r], j, s[i][r][j], (s[i][r][j] - mean[r]) * squares[r], normalized);
-    sums[r] += to_compute(normalized.r0[j]) * to_compute(weights[i][j]);
+#pragma unroll
+    for (int product = 0; product < PRODUCTS; ++product)
+      sums[product][r] += to_compute(normalized.r0[j]) * to_compute(weights[product][i][j]);
   }
 }
 #else
 // The products of the thread's part of the rows of x with its weights, of which the first steps are there.
-DEVICE void add_products(const Arguments& a, const storage_t* x, const storage_t* w, int first, int lane,
-  Vector<storage_t, VECTOR> (&weights)[AHEAD], float (&sums)[ROWS]) {
+DEVICE void add_products(const Arguments& a, int m, int first, int lane,
+  Vector<storage_t, VECTOR> (&weights)[PRODUCTS][AHEAD], float (&sums)[PRODUCTS][ROWS]) {
+  const storage_t* const x = (const storage_t*)a.in[0];
   const int batch = (int)a.batch;
   for (int step = 0; step < STEPS; step += AHEAD) {
-    if (step > 0) load_weights(weights, w, step, lane, first < batch);
+    if (step > 0) load_weights(weights, a, m, step, lane, first < batch);
 #pragma unroll
     for (int i = 0; i < AHEAD; i += X_AHEAD) {
       Vector<storage_t, VECTOR> rows[X_AHEAD][ROWS];
@@ -106,37 +116,17 @@ DEVICE void add_products(const Arguments& a, const storage_t* x, const storage_t
         for (int r = 0; r < ROWS; ++r)
 #pragma unroll
           for (int j = 0; j < VECTOR; ++j)
-            if (i + k < AHEAD) sums[r] += to_compute(rows[k][r][j]) * to_compute(weights[i + k][j]);
+#pragma unroll
+            for (int product = 0; product < PRODUCTS; ++product)
+              if (i + k < AHEAD) sums[product][r] += to_compute(rows[k][r][j]) * to_compute(weights[product][i + k][j]);
     }
   }
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
-  const int batch = (int)a.batch, lane = threadIdx.x % LANES;
-  const int number = (blockIdx.x * THREADS + threadIdx.x) / LANES;
-  const int m = number % FILTERS, first = number / FILTERS * ROWS;
-  const storage_t* const w = (const storage_t*)a.in[1] + m * CHANNELS;
-  const storage_t* const x = (const storage_t*)a.in[0];
-  Vector<storage_t, VECTOR> weights[AHEAD];
-  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
-  load_weights(weights, w, 0, lane, first < batch);
-  if (CONSTANT_WEIGHTS) grid_dependency_wait();
-  // The thread that ends with a sum reads what it meets now: behind the sums its latency would follow theirs.
-  const int n = first + lane / THREADS_OF_ROW;
-  const bool writes = lane < LANES / WARPS_OF_ROW && lane % THREADS_OF_ROW == 0 && n < batch;
-  TileOperands<1> shared_operands;
-  PixelOperands<1> operands;
-  if (writes) {
-    shared_operands.load(a, n, m);
-    operands.load(a, n, 0, 0, m, n * FILTERS + m);
-  }
-
-  float sums[ROWS];
-#pragma unroll
-  for (int r = 0; r < ROWS; ++r) sums[r] = 0.0f;
-  add_products(a, x, w, first, lane, weights, sums);
-
+// Exchanges a warp's sums: the first of THREADS_OF_ROW threads ends with the sum of its row in `sums[0]`, and where
+// several warps have a part of it, the first warp with that of all. `slots`: of this call.
+DEVICE void add_up(float (&sums)[ROWS], float (&slots)[THREADS / 32][ROWS], int lane) {
   // Half of the threads keep the lower half of the rows, the others the upper one.
 #pragma unroll
   for (int half = ROWS / 2; half > 0; half /= 2) {
@@ -150,18 +140,44 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
   }
 #pragma unroll
   for (int bit = THREADS_OF_ROW / 2; bit > 0; bit /= 2) sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], bit);
-
-#if WARPS_OF_ROW > 1
-  __shared__ float of_warps[THREADS / 32][ROWS];
+  if (WARPS_OF_ROW == 1) return;
   const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / THREADS_OF_ROW;
-  if (lane >= 32 && lane % THREADS_OF_ROW == 0) of_warps[warp][row] = sums[0];
+  if (lane >= 32 && lane % THREADS_OF_ROW == 0) slots[warp][row] = sums[0];
   __syncthreads();
-  if (writes)
+  if (lane >= 32) return;
 #pragma unroll
-    for (int other = 1; other < WARPS_OF_ROW; ++other) sums[0] += of_warps[warp + other][row];
-#endif
+  for (int other = 1; other < WARPS_OF_ROW; ++other) sums[0] += slots[warp + other][row];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
+  const int batch = (int)a.batch, lane = threadIdx.x % LANES;
+  const int number = (blockIdx.x * THREADS + threadIdx.x) / LANES;
+  const int m = number % FILTERS, first = number / FILTERS * ROWS;
+  Vector<storage_t, VECTOR> weights[PRODUCTS][AHEAD];
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
+  load_weights(weights, a, m, 0, lane, first < batch);
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
+  // The thread that ends with a sum reads what it meets now: behind the sums its latency would follow theirs.
+  const int n = first + lane / THREADS_OF_ROW;
+  const bool writes = lane < LANES / WARPS_OF_ROW && lane % THREADS_OF_ROW == 0 && n < batch;
+  TileOperands<1> shared_operands;
+  PixelOperands<1> operands;
+  if (writes) {
+    shared_operands.load(a, n, m);
+    operands.load(a, n, 0, 0, m, n * FILTERS + m);
+  }
+
+  float sums[PRODUCTS][ROWS] = {};
+  add_products(a, m, first, lane, weights, sums);
+  __shared__ float slots[PRODUCTS][THREADS / 32][ROWS];
+#pragma unroll
+  for (int product = 0; product < PRODUCTS; ++product) add_up(sums[product], slots[product], lane);
   if (!writes) return;
   Results<1> results;
-  apply(shared_operands, operands, 0, sums[0], results);
+#if GATED
+  apply(shared_operands, operands, 0, sums[0][0], sums[1][0], results);
+#else
+  apply(shared_operands, operands, 0, sums[0][0], results);
+#endif
   results.store(a, n * FILTERS + m);
 }
