@@ -51,9 +51,9 @@ struct Contraction {
   // W is that of the convolution that this one is the data gradient of: [channels, filters/groups, ..], rotated by 180
   // degrees.
   bool rotated_weights = false;
-  // Our engines' kernels are given heights and widths in each launch: one kernel is for all of them then, and up to a
-  // sixth slower than one that is compiled for its size (H100, 2026-11-27: implicit_gemm 2%, split_k 8%,
-  // depthwise 13%).
+  // Kernels of our NHWC engines are given heights and widths in each launch: one kernel is for all of them then, and up
+  // to a sixth slower than one that is compiled for its size (H100, 2026-11-27: implicit_gemm 2%, split_k 8%, depthwise
+  // 13%).
   bool has_open_sizes = false;
 
   // Those of operands that have `dtype`, whose sums are made in float32, of double in double.
@@ -88,6 +88,8 @@ struct Contraction {
 // A shape with channels last, of data or weights, with channels first, and back.
 Shape ChannelsFirst(const Shape& last);
 Shape ChannelsLast(const Shape& first);
-std::string WindowMacros(const Contraction& problem);  // for a kernel in two dimensions: IMAGE_H, .., PAD_LEFT
+// For a kernel in two dimensions: IMAGE_H, .., PAD_LEFT. `open_sizes`: lengths of more than one element are read from
+// its Arguments `a`.
+std::string WindowMacros(const Contraction& problem, bool open_sizes = false);
 
 }  // namespace ortplugin

@@ -50,6 +50,7 @@ from ..passes.matmul.matmul_norm import MATMUL_NORM, NORM_MATMUL
 from ..passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
 from ..passes.matmul.matmul_views import MATMUL_VIEWS
 from ..passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
+from ..passes.matmul.permuted_weights import PERMUTED_WEIGHTS
 from ..passes.matmul.split_products import SPLIT_PRODUCTS
 from ..passes.norm.fuse_group_norm import FUSE_GROUP_NORM, FUSE_GROUP_NORM_ON_GPU
 from ..passes.norm.fuse_l2_norm import FUSE_L2_NORM
@@ -219,6 +220,7 @@ TABLE: tuple[Step, ...] = (
   Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
   Step(CHANNEL_PRODUCTS, EVERY_ROUND, "with the epilogues before the Transpose; what is behind it is drawn in then"),
   Step(SPLIT_PRODUCTS, EVERY_ROUND, "with the epilogue before the Split; what is behind it is drawn in then"),
+  Step(PERMUTED_WEIGHTS, QUIET_ROUND, "of the Transposes that layouts leave; of what no view keeps away any more"),
   Step(EARLY_TRANSPOSE, QUIET_ROUND, "of the Transposes that neither layouts nor attention nor products take in"),
   Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
   Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),

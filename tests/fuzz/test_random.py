@@ -28,7 +28,7 @@ from fuzz.worker import TESTS, Worker, environment
 
 pytestmark = pytest.mark.xdist_group("random graphs")  # one worker makes what all ask for
 
-GRAPHS = 50 if SAMPLING else 1000
+GRAPHS = 450 if SAMPLING else 1000
 
 
 @pytest.fixture(scope="module")

@@ -92,8 +92,7 @@ def test_kernels_that_are_given_their_sizes(name):
   x, filters, kernel, group, attributes, others = SIZES[name]
   first = own(Conv(SCALED, "float16", "NHWC", x, filters, kernel, group, attributes=attributes))
   fixed = first.arrays()
-  shapes = {"x": ("n", "h", "w", x[1]), "z": ("n", "p", "q", filters), "s": ("n", 1, 1, filters)}
-  session = make(first.model(fixed, shapes))
+  session = make(first.model(fixed, first.open_shapes()))
   for size in (x[2:], *others, x[2:]):
     conv = replace(first, x=(*x[:2], *size))
     arrays = conv.arrays() | {each: fixed[each] for each in "wb"}

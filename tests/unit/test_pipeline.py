@@ -21,8 +21,8 @@ _ORDER = """
     col2im-to-gather padded-order flat-pad row-order outer-product matmul-to-fused matmul-to-tf32 patches-to-matmul
     matmul-views
     batch-first
-    matmul-epilogue channel-products split-products early-transpose norm-prologue fuse-conv-grad any-to-sum slow-sums
-    fuse-sum-to
+    matmul-epilogue channel-products split-products permuted-weights early-transpose norm-prologue fuse-conv-grad
+    any-to-sum slow-sums fuse-sum-to
     pointwise-views fuse-pointwise lone-pointwise norm-order
     gated-products norm-matmul matmul-norm fuse-transpose
 """
@@ -38,7 +38,7 @@ _QUIET_ROUND = """
     paired-columns
     lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad row-order outer-product
     matmul-to-fused
-    matmul-to-tf32
+    matmul-to-tf32 permuted-weights
     early-transpose norm-prologue slow-sums fuse-sum-to pointwise-views fuse-pointwise lone-pointwise norm-order
     gated-products norm-matmul matmul-norm fuse-transpose
 """

@@ -32,7 +32,7 @@ DEVICE weight_t to_weight(storage_t w) { return w; }
 struct Row {
   Vector<storage_t, IN_VECTOR> at[COLUMNS];
   // Row number `row` of the tile's part of the image, which begins at `corner`; zeros where that ends. All distances
-  // from `corner` are constants, so that they cost no arithmetic.
+  // from `corner` are constants, so that they cost no arithmetic, unless sizes are open.
   DEVICE void load(const Arguments& a, const storage_t* corner, int top, int left, int row) {
     const bool exists = (unsigned)(top + row * DILATION_H) < IMAGE_H;
 #pragma unroll

@@ -172,7 +172,8 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
        << "typedef " << StorageType(problem.dtype()) << " storage_t;\n\n"
        << "struct Arguments {\n  const void* in[" << inputs << "];\n  void* out[" << outputs
        << "];\n  unsigned long long batch, image_h, image_w, out_h, out_w;\n};\n\n"
-       << Defines({{"CHANNELS", problem.channels}, {"FILTERS", problem.filters}}) << WindowMacros(problem);
+       << Defines({{"CHANNELS", problem.channels}, {"FILTERS", problem.filters}})
+       << WindowMacros(problem, problem.has_open_sizes);
   for (const Stage& stage : stages) text << stage.Emit();
   if (tail != nullptr) {
     const NormProgram& norm = *tail->norm;

@@ -80,7 +80,7 @@ int64_t MergedOf(const Contraction& problem) {
 int64_t Resident(const Contraction& problem, const Tiling& t, const DeviceFacts& device) {
   // Registers of a thread, about: narrow vectors of results are several at once.
   const int64_t sums = t.parts * t.item_units * t.columns * 4;
-  const int64_t sizes = problem.has_open_sizes ? 48 : 0;
+  const int64_t sizes = problem.has_open_sizes ? 48 : 0;  // the most that NVRTC 13.5 was seen to need for them
   const int64_t registers =
     std::min(RoundUp(sums + (t.vector <= 2 ? 112 : 104) + (t.octet == 4 ? 8 : 0), 8), int64_t{168}) + sizes;
   // A multiprocessor has four files of registers, whose warps are whole.
