@@ -70,6 +70,8 @@ def disputed(graph: gs.Graph) -> frozenset[str]:
   """The names of these values among those that the graph's nodes make, which are in order."""
   found: set[str] = set()
   for node in graph.nodes:
+    if not node.outputs:
+      continue  # a pass has removed it, and is still at work
     follows = found and any(tensor.name in found for tensor in node.inputs)
     if follows or (is_hidden(node) and _contradicts(node, graph.opset)) or _keeps_a_name(node):
       found.update(tensor.name for tensor in node.outputs if tensor.name)

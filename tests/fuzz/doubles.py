@@ -1,10 +1,11 @@
 """Operators that ONNX Runtime computes in double with the precision of float32: the form in which they are judged.
 
-Its Shrink of double computes in float32, and the constants of its Gelu by tanh, FastGelu and HardSwish are float32
-numbers (1.31.1); its Sigmoid of double has an absolute error of a rounding of 1, and so QuickGelu and Swish, of which
--40 gives 0. Ours compute in double throughout. A tolerance of float32 for what hangs on such a node would hide
-any other mistake in double, so the node is spelled out, in the original as well as where the optimized model has it
-still. Each has to load as it is before: the form runs where ONNX Runtime lacks the node's kernel, too.
+Its Shrink of double computes in float32, as from opset 21 on the statistics of its GroupNormalization do, and the
+constants of its Gelu by tanh, FastGelu and HardSwish are float32 numbers (1.31.1); its Sigmoid of double has an
+absolute error of a rounding of 1, and so QuickGelu and Swish, of which -40 gives 0. Ours compute in double throughout.
+A tolerance of float32 for what hangs on such a node would hide any other mistake in double, so the node is spelled out,
+in the original as well as where the optimized model has it still. Each has to load as it is before: the form runs where
+ONNX Runtime lacks the node's kernel, too.
 
     Shrink:          y = x < -lambd ? x + bias : x > lambd ? x - bias : 0
     Sigmoid:         y = 1 / (1 + e^-x)
@@ -205,7 +206,28 @@ def _either_gelu(node, name):
   yield from (_gelu if _is_rough(node) else _exact_gelu)(node, name)
 
 
+def _group_norm(node, name):
+  """The scale's length is that of the groups before opset 21, then that of the channels."""
+  given = {each.name: each for each in node.attribute}
+  epsilon = given.get("epsilon", helper.make_attribute("epsilon", 1e-5)).f
+  yield _constant(f"{name}/epsilon", epsilon)
+  yield from spelled(
+    f"""zero = int64[1] {{0}}  one = int64[1] {{1}}
+    last = int64[1] {{-1}}  groups = int64[1] {{{given["num_groups"].i}}}
+    shape = Shape(x)  images = Gather(shape, zero)  grouped = Concat<axis=0>(images, groups, last)
+    rows = Reshape(x, grouped)  mean = ReduceMean(rows, last)  less = Sub(rows, mean)  square = Mul(less, less)
+    variance = ReduceMean(square, last)  more = Add(variance, epsilon)  deviation = Sqrt(more)
+    normal = Div(less, deviation)  count = Shape(scale)  spread = Concat<axis=0>(images, count, last)
+    wide = Reshape(normal, spread)  factor = Unsqueeze(scale, one)  offset = Unsqueeze(bias, one)
+    scaled = Mul(wide, factor)  moved = Add(scaled, offset)  y = Reshape(moved, shape)""",
+    name,
+    **dict(zip(("x", "scale", "bias"), node.input, strict=True)),
+    y=node.output[0],
+  )
+
+
 _ROUGH = {
+  ("", "GroupNormalization"): _group_norm,
   ("", "Shrink"): _shrink,
   ("", "HardSwish"): _hard_swish,
   ("", "Sigmoid"): _sigmoid,

@@ -45,6 +45,21 @@ def model_of(nodes, dtype="double"):
   return parsed(graph, opset, 9, domains=["ortplugin", "com.microsoft"])
 
 
+@parametrize(("opset", "count"), [(18, 2), (21, 4)])
+def test_a_group_norm_in_double(opset, count):
+  rng = np.random.default_rng(0)
+  feeds = {"x": 5 + rng.standard_normal((2, 4, 3)), "s": rng.standard_normal(count), "b": rng.standard_normal(count)}
+  nodes = "y = GroupNormalization <num_groups=2, epsilon=0.5>(x, s, b)"
+  model = parsed(f"model (double[n,4,3] x, double[{count}] s, double[{count}] b) => (y) {{ {nodes} }}", opset, 9)
+  rows = feeds["x"].reshape(2, 2, 6)
+  normal = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 0.5)
+  wanted = normal.reshape(2, count, -1) * feeds["s"][:, None] + feeds["b"][:, None]
+  got = run(make_session(in_double(model)), feeds)["y"]
+  assert_allclose(got, wanted.reshape(2, 4, 3), rtol=1e-14, atol=1e-14)
+  as_it_is = run(make_session(model), feeds)["y"]
+  assert np.allclose(as_it_is, got, rtol=1e-12, atol=1e-12) == (opset < 21)
+
+
 X = np.append(np.linspace(-3, 3, 91) / 1.1, [-np.inf, np.inf, np.nan])
 
 

@@ -42,6 +42,13 @@ def test_an_average_of_one_pixel(into, given):
   run_same(original, REMOVE_IDENTITIES, into=into)
 
 
+def test_what_was_removed_before_disputes_nothing():
+  """The pool has no tensors any more when the shapes are asked for."""
+  original = """(float[1,2,3,4] x, int64[3] i) => (float[?,?,?,?] y, int64[?] z) { zero = int64[1] {0}  a = Sin(x)
+    b = AveragePool<kernel_shape=[1,1], ceil_mode=1>(a)  y = Neg(b)  c = Add(i, zero)  z = Neg(c) }"""
+  run_same(original, REMOVE_IDENTITIES, into="Sin Neg Neg")
+
+
 @parametrize(("shape", "zero", "into"), [
   ("1", "int64[1] {0}", "Neg"), ("3", "int64[1] {0}", "Neg"), ("N", "int64 {0}", "Neg"),
   ("3", "int64[1,1] {0}", "Add Neg"), ("1", "int64[1] {1}", "Add Neg"), ("1", "int64[3] {0,0,0}", "Add Neg"),
