@@ -22,7 +22,7 @@ from ..driver import Applied, Outcome, RulePass
 from ..emit import MOVED_ELEMENTS, integers, unsqueeze
 from .axes import REDUCTIONS
 from .cut import price_of
-from .movement import VIEWS, Form, Movement, lengths
+from .movement import VIEWS, Movement, lengths, transpose_and_view
 from .orders import Permuted, forms_of, orders_with, reduced_axes, reduction
 
 FAR = 12  # operators that a Transpose passes, and steps of one chain, at most
@@ -48,7 +48,7 @@ def _transpose(scope: Scope, node: gs.Node) -> Outcome:
   while (view := scope.producer(z, *VIEWS)) is not None and not scope.used_beyond(z, removed[-1:]):
     removed.append(view)
     z = view.inputs[0]
-  form = _form(scope, z, removed)
+  form = transpose_and_view(scope, z, removed)
   maker = scope.producer(z)
   if form is None or form.perm is None or maker is None or scope.used_beyond(z, removed) or is_disputed(scope, z):
     return None
@@ -62,13 +62,6 @@ def _transpose(scope: Scope, node: gs.Node) -> Outcome:
   labels = [label(each) for each in removed]
   scope.replace(removed, new, [y])
   return Applied(tuple(reversed([*labels, *_prune(scope, z)])), new)
-
-
-def _form(scope: Scope, x: gs.Tensor, steps: Sequence[gs.Node]) -> Form | None:
-  """The chain of steps, the last one first, as a Transpose of x's axes and a view."""
-  given = lengths(scope.shape(x))
-  movement = None if given is None else Movement(given)
-  return None if movement is None or movement.take(scope, x, steps) is None else movement.moved_first()
 
 
 def _reduction(scope: Scope, node: gs.Node) -> Outcome:

@@ -192,6 +192,13 @@ class Movement:
     return Form(self._slices, self._lengths, None, perm, joined)
 
 
+def transpose_and_view(scope: Scope, x: gs.Tensor, steps: Sequence[gs.Node]) -> Form | None:
+  """The chain of steps, the last one first, as a Transpose of x's axes and a view."""
+  given = lengths(scope.shape(x))
+  movement = None if given is None else Movement(given)
+  return None if movement is None or movement.take(scope, x, steps) is None else movement.moved_first()
+
+
 def lengths(shape: Shape | None) -> list[int] | None:
   """The shape with at most one length UNKNOWN; None if more are, or if it is empty somewhere."""
   if shape is None or 0 in shape:

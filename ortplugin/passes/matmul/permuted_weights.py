@@ -12,14 +12,14 @@ The first linear layer behind convolutions with channels last: VGG's, AlexNet's,
 
 import math
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
+from ...arrays import Array
 from ...graph import Scope, is_disputed, labelled
 from ...ops.matmul import NAME
 from ..driver import Applied, Missed, Outcome, RulePass
 from ..emit import integers
-from ..layout.movement import VIEWS, Movement, lengths
+from ..layout.movement import VIEWS, lengths, transpose_and_view
 
 WEIGHTS = 1 << 27  # elements that are rearranged here; VGG has 103 million
 
@@ -35,12 +35,9 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     x = step.inputs[0]
   if not any(scope.op(step) == "Transpose" for step in chain):
     return None
+  form = transpose_and_view(scope, x, chain)
   given, rows = lengths(scope.shape(x)), lengths(scope.shape(node.inputs[0]))
-  movement = None if given is None else Movement(given)
-  if given is None or rows is None or movement is None or movement.take(scope, x, chain) is None:
-    return None
-  form = movement.moved_first()
-  if form is None or form.perm is None or form.slices or is_disputed(scope, x):
+  if form is None or form.perm is None or given is None or rows is None or is_disputed(scope, x):
     return None
   lead = next((axis for axis in range(len(given)) if math.prod(given[axis:]) == rows[-1]), None)
   if lead is None or form.perm[:lead] != list(range(lead)):
@@ -50,15 +47,17 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
       return Missed(node, reason)
     reader = step
   weights = [1, 2][: 1 + int(node.attrs.get("gated", 0))]
-  arrays = [scope.constant(node.inputs[index], WEIGHTS) for index in weights]
-  moved = [axis - lead for axis in form.perm[lead:]]
-  axis = int(bool(node.attrs.get("trans_b", 0)))
-  inputs = list(node.inputs)
-  for index, array in zip(weights, arrays, strict=True):
+  arrays: dict[int, Array] = {}
+  for index in weights:
     tensor = node.inputs[index]
+    array = scope.constant(tensor, WEIGHTS)
     if array is None or array.ndim != 2 or scope.used_beyond(tensor, [node]):
       return Missed(node, f"'{tensor.name}' is no constant matrix of up to {WEIGHTS} elements that it alone reads")
-    inputs[index] = scope.add_constant(_moved(array, axis, given[lead:], moved), tensor.name)
+    arrays[index] = array
+  inputs = list(node.inputs)
+  perm, axis = [each - lead for each in form.perm[lead:]], int(node.attrs.get("trans_b", 0))
+  for index, array in arrays.items():
+    inputs[index] = scope.add_constant(_moved(array, axis, given[lead:], perm), inputs[index].name)
   labels = labelled(*reversed(chain), node)
   name = node.inputs[0].name
   view = gs.Node("Reshape", scope.unique(f"{name}/Reshape"), {}, [x, integers(scope, rows, f"{name}_shape")])
@@ -69,14 +68,12 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   return Applied(labels, new)
 
 
-def _moved(array: np.ndarray, axis: int, sizes: list[int], perm: list[int]) -> np.ndarray:
+def _moved(array: Array, axis: int, sizes: list[int], perm: list[int]) -> Array:
   """The matrix, whose axis has these sizes in the order `perm`, with that axis in their own."""
-  ordered = [sizes[each] for each in perm]
-  split = array.reshape(*array.shape[:axis], *ordered, *array.shape[axis + 1 :])
+  split = array.reshape(*array.shape[:axis], *(sizes[each] for each in perm), *array.shape[axis + 1 :])
   back = [axis + perm.index(each) for each in range(len(perm))]
-  others = list(range(split.ndim))
-  others[axis : axis + len(perm)] = back
-  return np.ascontiguousarray(split.transpose(others)).reshape(array.shape)
+  moved: Array = split.transpose(*range(axis), *back, *range(axis + len(perm), split.ndim))
+  return moved.reshape(array.shape)
 
 
 PERMUTED_WEIGHTS = RulePass("permuted-weights", "products read rows as they are, not transposed within", rewrite)

@@ -75,8 +75,9 @@ struct NormTail {
   bool of_input = false;  // or a norm of X, whose only result is what is multiplied
 };
 
-// CUDA C++ in front of an engine's kernel: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), CONSTANT_WEIGHTS,
-// OF_IMAGE, whether TileOperands depend on n, and for the epilogue:
+// CUDA C++ in front of an engine's kernel: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), of which heights and
+// widths may read the kernel's Arguments, by the name `a` (has_open_sizes); CONSTANT_WEIGHTS; OF_IMAGE, whether
+// TileOperands depend on n; and for the epilogue:
 //   struct Arguments { const void* in[]; void* out[]; and as numbers batch, image_h, image_w, out_h, out_w }
 //   TileOperands<N>:  load(a, n, m): operands that do not depend on the pixel (a bias, a scale of each channel)
 //   PixelOperands<N>: load(a, n, y, x, m, offset): the others; `offset` is that of the pixel's channel m in Y

@@ -16,7 +16,6 @@
 #define X_AHEAD (AHEAD < 16 / ROWS ? AHEAD : 16 / ROWS)  // steps whose rows of x are
 #define WARPS_OF_ROW ((LANES + 31) / 32)
 #define THREADS_OF_ROW (LANES / WARPS_OF_ROW / ROWS)  // of a warp
-
 #define PRODUCTS (1 + GATED)
 
 // AHEAD steps of the thread's part of row `m` of the weights.
