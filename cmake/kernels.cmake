@@ -11,6 +11,7 @@ set(kernel_files
   kFusedPointwiseSource=ops/pointwise/pointwise.cu
   kSumToSource=ops/sum_to/sum_to.cu
   kCopySource=device/copy.cuh
+  kSizesSource=device/sizes.cuh
   kDepthwiseSource=ops/conv/engines/depthwise.cu
   kGroupedSource=ops/conv/engines/grouped.cu
   kStemSource=ops/conv/engines/stem.cu

@@ -37,8 +37,7 @@ std::string WindowMacros(const Contraction& problem, bool open_sizes) {
   const std::tuple<const char*, const char*, int64_t> all[] = {{"IMAGE_H", "image_h", h.size},
     {"IMAGE_W", "image_w", w.size}, {"OUT_H", "out_h", h.out}, {"OUT_W", "out_w", w.out}};
   for (const auto& [name, argument, size] : all)
-    text += Joined(
-      "#define ", name, " ", open_sizes && size > 1 ? Joined("((int)a.", argument, ")") : std::to_string(size), "\n");
+    text += Joined("#define ", name, " ", open_sizes && size > 1 ? Joined("a.", argument) : std::to_string(size), "\n");
   return text +
     Defines({{"KERNEL_H", h.kernel}, {"KERNEL_W", w.kernel}, {"STRIDE_H", h.stride}, {"STRIDE_W", w.stride},
       {"PAD_TOP", h.pad_begin}, {"PAD_LEFT", w.pad_begin}, {"DILATION_H", h.dilation}, {"DILATION_W", w.dilation}});

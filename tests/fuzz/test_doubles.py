@@ -10,33 +10,9 @@ from fuzz.evaluate import make_session, run
 from fuzz.handmade import case_of, judged_as
 from fuzz.judge import Judge
 
-NODES = {
-  "Shrink": "y = Shrink <bias=0.3, lambd=0.7>(x)",
-  "Shrink without attributes": "y = Shrink(x)",
-  "HardSwish": "y = HardSwish(x)",
-  "Gelu": 'y = Gelu <approximate="tanh">(x)',
-  "FastGelu": "y = com.microsoft.FastGelu(x)",
-  "FastGelu with a bias": "y = com.microsoft.FastGelu(x, b)",
-}
-
-
-def shrink(x, bias, lambd):
-  bias, lambd = float(np.float32(bias)), float(np.float32(lambd))
-  return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0))
-
 
 def gelu(x):
   return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-WANTED = {
-  "Shrink": lambda x: shrink(x, 0.3, 0.7),
-  "Shrink without attributes": lambda x: shrink(x, 0, 0.5),
-  "HardSwish": lambda x: x * np.maximum(0, np.minimum(1, x / 6 + 0.5)),
-  "Gelu": gelu,
-  "FastGelu": gelu,
-  "FastGelu with a bias": lambda x: gelu(x + 1 / 3),
-}
 
 
 def model_of(nodes, dtype="double"):
@@ -63,33 +39,14 @@ def test_a_group_norm_in_double(opset, count):
 X = np.append(np.linspace(-3, 3, 91) / 1.1, [-np.inf, np.inf, np.nan])
 
 
-@parametrize("name", NODES)
-def test_the_form_is_exact_where_onnx_runtime_is_not(name):
-  with np.errstate(invalid="ignore"):
-    wanted = WANTED[name](X)
-  model = model_of(NODES[name])
-  got = {
-    form: run(make_session(each), {"x": X})["y"]
-    for form, each in (("as it is", model), ("in double", in_double(model)))
-  }
-  assert_allclose(got["in double"], wanted, rtol=1e-14, atol=1e-15)
-  assert np.max(np.abs(got["as it is"][:-3] - wanted[:-3])) > 1e-9  # else the form is no longer needed
-
-
-def test_sigmoid_far_below_zero():
-  model, x = model_of("y = Sigmoid(x)"), np.array([-40.0, -100.0])
-  got = [run(make_session(each), {"x": x})["y"] for each in (model, in_double(model))]
-  assert_array_equal(got[0], 0)  # else the form is no longer needed
-  assert_allclose(got[1], np.exp(x), rtol=1e-14)
-
-
 def test_what_stays():
-  for model in (model_of(NODES["Shrink"], "float"), model_of("y = Tanh(x)"), model_of("y = Gelu(x)")):
+  for model in (model_of("y = Shrink(x)", "float"), model_of("y = Tanh(x)"), model_of("y = Gelu(x)")):
     assert in_double(model) == model
   body = model_of(
     "t = bool {1} y = If(t) <then () => (double[n] z) { z = Shrink(x) }, else () => (double[n] z) { z = Neg(x) }>"
   )
-  assert_array_equal(run(make_session(in_double(body)), {"x": X})["y"][:-3], shrink(X, 0, 0.5)[:-3])
+  x = X[:-3]
+  assert_array_equal(run(make_session(in_double(body)), {"x": x})["y"], np.where(np.abs(x) > 0.5, x, 0))
 
 
 def judge(original, optimized, monkeypatch, x=X[:-3]):

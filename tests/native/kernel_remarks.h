@@ -155,12 +155,13 @@ class Compiled {
   // What the checks that follow print: the name and NVRTC's figures.
   const std::string& variant() const { return variant_; }
 
-  // Fails without machine code. `name` says what was compiled; VERBOSE=1 prints it.
+  // Fails without machine code, and where wgmma is serialized. `name` says what was compiled; VERBOSE=1 prints it.
   void CheckCode(const std::string& name) {
     variant_ = name + " registers " + std::to_string(Registers(log_)) + " spilled " + std::to_string(Spilled(log_)) +
       " local " + std::to_string(Local(log_)) + " bytes " + failure_;
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant_ << std::endl;
     CHECK_WITH(code_.size() > 1000 && Registers(log_) > 0, variant_);
+    CHECK_WITH(!Contains(log_, "Potential Performance Loss"), variant_ + log_);
   }
 
   // The same, and fails where registers are spilled to local memory.

@@ -151,7 +151,7 @@ void TestShuffles(const std::string& architecture) {
     CHECK(ElementCount(products.w.dims) == ElementCount(shuffle.w) &&
       ElementCount(products.y.dims) == ElementCount(shuffle.x));
     const EngineKernel kernel = PixelShuffleKernel(contraction);
-    CHECK(kernel.arguments.size() == shuffle.operands.size() + 7 + contraction.program->results().size());
+    CHECK(kernel.arguments.size() == shuffle.operands.size() + 9 + contraction.program->results().size());
     Compiled compiled(kernel.source, architecture);
     compiled.Check(kernel.entry);
     if (architecture == "sm_90") compiled.CheckWaits();
@@ -187,7 +187,7 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
     CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || !is_stem));
     if (!kernel) continue;
     CHECK(kernel->arguments.size() ==
-      test_case.problem.operands.size() + 7 + test_case.problem.gated + program.results().size());
+      test_case.problem.operands.size() + 9 + test_case.problem.gated + program.results().size());
     const std::string text = Joined(architecture, " ", kernel->entry, " ", NameOf(test_case.problem.dtype()), " ",
       ToString(test_case.problem.result()), " kernel ", test_case.problem.rows().kernel, " stride ",
       test_case.problem.rows().stride, " threads ", kernel->launch.blocks, "x", kernel->launch.threads);

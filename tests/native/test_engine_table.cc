@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
@@ -160,6 +161,29 @@ void TestOpenSizes() {
   }
 }
 
+// As sizes.cuh divides.
+void TestDivision() {
+  const std::vector<int64_t> sizes = {1, 2, 3, 5, 7, 12, 56, 63, 64, 65, 224, 641, 1000, 4095, 4096, 4097, 65537,
+    (1 << 30) - 1, 1 << 30, (1 << 30) + 1, 2147483646, 2147483647};
+  for (const int64_t size : sizes) {
+    const uint64_t argument = OpenSize(size);
+    const auto value = uint32_t(argument), reciprocal = uint32_t(argument >> 32);
+    CHECK(value == size);
+    int shift = 32;
+    while (shift > 0 && (value - 1) >> (shift - 1) == 0) --shift;  // 32 - clz(value - 1)
+    int64_t wrong = 0;
+    const auto divide = [&](int64_t x) {
+      const uint64_t high = (uint64_t{2} * uint64_t(x) * reciprocal) >> 32;
+      wrong += int64_t(high >> shift) != x / size;
+    };
+    for (const int64_t factor : {int64_t{1}, int64_t{2}, int64_t{3}, int64_t{1000}, 2147483647 / size})
+      for (int64_t x = factor * size - 3; x <= factor * size + 3; ++x)
+        if (x >= 0 && x <= 2147483647) divide(x);
+    for (int64_t x = 0; x < 2147483647; x += 104729) divide(x);
+    CHECK_WITH(wrong == 0, std::to_string(size));
+  }
+}
+
 void TestCapabilities() {
   DeviceFacts h100 = H200();
   h100.multiprocessors = 114;
@@ -189,6 +213,7 @@ int main() {
   TestWhoIsFastest();
   TestReasons();
   TestOpenSizes();
+  TestDivision();
   TestCapabilities();
   TestOthers();
   return Summary();

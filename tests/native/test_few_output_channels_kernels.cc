@@ -45,7 +45,7 @@ void TestKernels(const std::string& architecture, const DeviceFacts& device) {
     CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || problem.dtype() == kFloat));
     if (!kernel) continue;
     const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
-    CHECK(kernel->arguments.size() == problem.operands.size() + 7 + program.results().size());
+    CHECK(kernel->arguments.size() == problem.operands.size() + 9 + program.results().size());
     const std::string text = Joined(architecture, " ", NameOf(problem.dtype()), " ", problem.channels, " to ",
       ToString(problem.result()), " kernel ", problem.rows().kernel, " stride ", problem.rows().stride, ": tile ",
       config.tile_h, "x", config.tile_w, " parts ", config.parts, " chunk ", config.chunk, " vector ", config.vector,

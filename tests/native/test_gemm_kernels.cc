@@ -16,6 +16,7 @@ using namespace test;
 
 namespace {
 
+constexpr const char* kGelu = "(float16 c, float16 b) => (float16 y) { s = Add(c, b) y = Gelu(s) }";
 constexpr const char* kGated =
   "(float16 c, float16 v, float16 b, float16 r) => (float16 y) { g = Sigmoid(v) a = Add(c, b) m = Mul(a, g) "
   "y = Add(m, r) }";
@@ -39,6 +40,9 @@ std::vector<ConvCase> Cases() {
       }
     }
   cases.push_back({kIdentity, Product(kBrain, 25088, 96, 288)});
+  for (const auto& [rows, channels, filters] :
+    {std::array{256, 1024, 1536}, {1024, 512, 1536}, {256, 1024, 32000}, {1024, 768, 3072}, {1576, 768, 3072}})
+    for (const char* program : {kIdentity, kGelu}) cases.push_back({program, Product(kHalf, rows, channels, filters)});
   for (const int64_t filters : {50257, 1002, 12})
     for (const DType dtype : {kHalf, kFloat}) cases.push_back({kResidual, Product(dtype, 256, 768, filters)});
   for (const int64_t channels : {768, 3072})  // of SqueezeBERT: two copies of 256 bytes in a group, or six of 128
@@ -136,7 +140,7 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
     const auto kernel = MakeGemvNorm(ProgramOf({gated == 1 ? kGated : kIdentity, problem}), problem, tail, device);
     CHECK(kernel.has_value() == (channels << gated <= 8192));
     if (!kernel) continue;
-    CHECK(kernel->arguments.size() == size_t(10 + 3 * gated) && kernel->source.find("out[1];") != std::string::npos &&
+    CHECK(kernel->arguments.size() == size_t(12 + 3 * gated) && kernel->source.find("out[1];") != std::string::npos &&
       kernel->source.find(Joined("in[", 4 + 3 * gated, "];")) != std::string::npos);
     const std::string variant = CheckCompiles(device, kernel->source, "gemv", problem, kernel->launch, "norm of X");
     CHECK_WITH(rows == 1 || BeforeWait(kernel->source).empty(), variant + BeforeWait(kernel->source));

@@ -45,7 +45,7 @@ class CudaAttention : public Kernel {
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
     Variant variant{true, attributes_.follows_session() && run.allows_tf32()};
-    const AttentionPlan* plan = plans_.Find(shapes, variant);
+    std::shared_ptr<const AttentionPlan> plan = plans_.Find(shapes, variant);
     const std::vector<Shape> outputs = plan != nullptr ? plan->outputs : FitAttention(attributes_, shapes).outputs;
     for (size_t i = 0; i < outputs.size(); ++i) addresses.push_back(run.output(i, outputs[i]));
     if (std::all_of(outputs.begin(), outputs.end(), [](const Shape& shape) { return ElementCount(shape) == 0; }))
@@ -55,7 +55,7 @@ class CudaAttention : public Kernel {
     if (!variant.first) plan = plans_.Find(shapes, variant);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(shapes, variant);
+      plan = Make(shapes, variant);
     }
     std::vector<const void*> own;
     for (const AttentionPlan::Launch& launch : plan->launches) {
@@ -68,7 +68,7 @@ class CudaAttention : public Kernel {
  private:
   using Variant = std::pair<bool, bool>;  // whether all tensors are aligned; whether the session allows TF32
 
-  const AttentionPlan& Make(const std::vector<Shape>& shapes, const Variant& variant) const {
+  std::shared_ptr<const AttentionPlan> Make(const std::vector<Shape>& shapes, const Variant& variant) const {
     AttentionShape shape = FitAttention(attributes_, shapes);
     shape.problem.allow_tf32 = attributes_.allow_tf32.value_or(variant.second);
     auto plan = std::make_unique<AttentionPlan>();

@@ -43,6 +43,7 @@ struct ConvPlan {
   std::vector<Transposition> transpositions;
   size_t value_bytes = 0, scratch_bytes = 0;
 
+  bool holds_library_plan() const { return convolution != nullptr; }
   // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs; `scratch`: scratch_bytes.
   void Run(const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
 

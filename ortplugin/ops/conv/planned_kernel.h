@@ -25,7 +25,7 @@ struct PlanVariant {
   }
 };
 
-// `Plan` has `scratch_bytes`.
+// `Plan` has `scratch_bytes` and `holds_library_plan()`.
 template <typename Plan>
 class PlannedKernel : public Kernel {
  public:
@@ -41,13 +41,13 @@ class PlannedKernel : public Kernel {
     }
     const cuda::Stream stream = run.stream();
     PlanVariant variant{{}, follows_session() && run.allows_tf32()};
-    const Plan* plan = plans_.Find(shapes, variant);
-    if (!AddOutputs(run, shapes, plan, &addresses)) return;
+    std::shared_ptr<const Plan> plan = plans_.Find(shapes, variant);
+    if (!AddOutputs(run, shapes, plan.get(), &addresses)) return;
     variant.unaligned = UnalignedTensors(addresses);
     if (!variant.unaligned.empty()) plan = plans_.Find(shapes, variant);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Keep(shapes, variant);
+      plan = Keep(shapes, variant);
     }
     scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) { Launch(*plan, stream, addresses, memory); });
   }
@@ -67,8 +67,10 @@ class PlannedKernel : public Kernel {
   virtual void Launch(
     const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const = 0;
 
-  const Plan& Keep(const Shapes& shapes, const PlanVariant& variant) const {
-    return plans_.Keep(shapes, variant, Make(shapes, variant));
+  std::shared_ptr<const Plan> Keep(const Shapes& shapes, const PlanVariant& variant) const {
+    std::unique_ptr<Plan> plan = Make(shapes, variant);
+    const bool is_of_library = plan->holds_library_plan();
+    return plans_.Keep(shapes, variant, std::move(plan), is_of_library);
   }
   const DeviceFacts& device() const { return device_; }
 

@@ -29,6 +29,8 @@ struct ConvGradPlan {
   AlignedCopies copies;
   size_t scratch_bytes = 0;  // dZ, then what dZ, dX and dW need one after the other, then copies
   size_t step_bytes = 0;
+
+  bool holds_library_plan() const { return (data && data->plan != nullptr) || (weight && weight->plan != nullptr); }
 };
 
 class CudaConvGrad : public PlannedKernel<ConvGradPlan> {

@@ -198,7 +198,7 @@ class CudaLayerNorm : public Kernel {
     const size_t results = norm_.program.results().size();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
     NormShape fit;
-    const NormPlan* plan = plans_.Find(shapes, aligned);
+    std::shared_ptr<const NormPlan> plan = plans_.Find(shapes, aligned);
     const Shape& shape = plan != nullptr ? plan->shape.shape : (fit = FitShapes(norm_, shapes)).shape;
     std::vector<void*> outputs;
     for (size_t r = 0; r < results; ++r) {
@@ -209,7 +209,7 @@ class CudaLayerNorm : public Kernel {
     if (!aligned) plan = plans_.Find(shapes, aligned);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(shapes, aligned);
+      plan = Make(shapes, aligned);
     }
 
     std::vector<void*> addresses;
@@ -241,7 +241,7 @@ class CudaLayerNorm : public Kernel {
     if (ElementCount(fit.shape) > 0) Make(*shapes, true);
   }
 
-  const NormPlan& Make(const Shapes& shapes, bool aligned) const {
+  std::shared_ptr<const NormPlan> Make(const Shapes& shapes, bool aligned) const {
     return plans_.Keep(shapes, aligned, std::make_unique<NormPlan>(PlanNorm(norm_, shapes, aligned, device_)));
   }
 

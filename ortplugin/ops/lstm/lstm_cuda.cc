@@ -78,10 +78,10 @@ class CudaLstm : public Kernel {
     for (const void* tensor : {lstm.y, lstm.y_h, lstm.y_c}) addresses |= reinterpret_cast<uintptr_t>(tensor);
     const Variant variant{addresses % 16 == 0, attributes_.follows_session() && run.allows_tf32()};
     const cuda::Stream stream = run.stream();
-    const LstmPlan* plan = plans_.Find({}, variant);
+    std::shared_ptr<const LstmPlan> plan = plans_.Find({}, variant);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(variant);
+      plan = Make(variant);
     }
     const int64_t blocks = DivideUp(batch, plan->config.sequences) * attributes_.directions();
     constexpr int64_t kMost = (int64_t{1} << 31) - 1;
@@ -97,7 +97,7 @@ class CudaLstm : public Kernel {
  private:
   using Variant = std::pair<bool, bool>;  // whether all tensors are aligned; whether the session allows TF32
 
-  const LstmPlan& Make(const Variant& variant) const {
+  std::shared_ptr<const LstmPlan> Make(const Variant& variant) const {
     LstmAttributes attributes = attributes_;
     if (attributes.follows_session()) attributes.allow_tf32 = variant.second;
     const LstmConfig config = ConfigureLstm(attributes, device_, variant.first && constant_weights_);

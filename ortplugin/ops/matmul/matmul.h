@@ -118,6 +118,7 @@ struct MatMulPlan {
   std::optional<PointwisePlan> program;  // where it is apart; the product's value is in scratch memory then
   size_t inputs = 0, value_bytes = 0, gate_bytes = 0, scratch_bytes = 0;
 
+  bool holds_library_plan() const;
   // `addresses`: of the inputs, then of the outputs.
   void Run(const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
 };

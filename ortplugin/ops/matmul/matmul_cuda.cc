@@ -104,6 +104,12 @@ MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const 
   return plan;
 }
 
+bool MatMulPlan::holds_library_plan() const {
+  const auto holds = [](
+                       const std::unique_ptr<ConvPlan>& plan) { return plan != nullptr && plan->holds_library_plan(); };
+  return holds(product) || holds(gate);
+}
+
 void MatMulPlan::Run(
   const DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
   if (whole) return whole->Launch(device, stream, given.data(), given.size());

@@ -21,6 +21,8 @@ struct MatMulNormPlan {
   NormPlan norm;
   std::vector<size_t> offsets;  // of the product's results in scratch memory, where they are no outputs
   size_t rest = 0, scratch_bytes = 0;  // where the scratch memory of the two kernels begins
+
+  bool holds_library_plan() const { return product.holds_library_plan(); }
 };
 
 class CudaMatMulNorm : public PlannedKernel<MatMulNormPlan> {

@@ -321,7 +321,7 @@ class CudaPointwise : public Kernel {
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
     PointwiseShape fit;
-    const NodePlan* plan = plans_.Find(shapes, most_vector);
+    std::shared_ptr<const NodePlan> plan = plans_.Find(shapes, most_vector);
     if (plan == nullptr) fit = FitPointwise(program_, shapes);
     const Shape& shape = plan != nullptr ? plan->shape : fit.shape;
     std::vector<void*> outputs;
@@ -334,14 +334,14 @@ class CudaPointwise : public Kernel {
     if (most_vector_of_all != most_vector) plan = plans_.Find(shapes, most_vector_of_all);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(shapes, FitPointwise(program_, shapes), most_vector_of_all);
+      plan = Make(shapes, FitPointwise(program_, shapes), most_vector_of_all);
     }
 
     RunPointwise(plan->launch, device_, stream, addresses, outputs);
   }
 
  private:
-  const NodePlan& Make(const Shapes& shapes, const PointwiseShape& fit, int most_vector) const {
+  std::shared_ptr<const NodePlan> Make(const Shapes& shapes, const PointwiseShape& fit, int most_vector) const {
     auto plan = std::make_unique<NodePlan>();
     plan->shape = fit.shape;
     plan->launch = PlanPointwise(program_, fit, device_, most_vector);

@@ -257,7 +257,7 @@ class CudaImages : public Kernel {
     const cuda::Stream stream = run.stream();
     // The output's address is known once its shape is. Almost always it is a multiple of 16.
     const int alignment = AlignmentOf(input.data, nullptr);
-    const PoolPlan* plan = plans_.Find({input.shape}, {input.type, alignment});
+    std::shared_ptr<const PoolPlan> plan = plans_.Find({input.shape}, {input.type, alignment});
     const Shape shape = plan != nullptr ? plan->output : OutputShape(input.shape);
     void* output = run.output(0, shape);
     if (ElementCount(shape) == 0) return;
@@ -265,7 +265,7 @@ class CudaImages : public Kernel {
     if (both != alignment) plan = plans_.Find({input.shape}, {input.type, both});
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(input.shape, {input.type, both});
+      plan = Make(input.shape, {input.type, both});
     }
     std::vector<uint64_t> arguments = plan->arguments;
     arguments[0] = reinterpret_cast<uintptr_t>(input.data);
@@ -297,7 +297,7 @@ class CudaImages : public Kernel {
   const DeviceFacts& device_;
 
  private:
-  const PoolPlan& Make(const Shape& input, const Variant& variant) const {
+  std::shared_ptr<const PoolPlan> Make(const Shape& input, const Variant& variant) const {
     const Made made = Prepare(input, *FromOrt(variant.type), variant.alignment);
     if (made.blocks >= kNarrow) Fail("the output takes ", made.blocks, " blocks, more than a launch has");
     auto plan = std::make_unique<PoolPlan>();

@@ -326,10 +326,10 @@ class CudaScatter : public Kernel {
     key.alignment[0] = (address(data) | address(output)) % 16;
     key.alignment[1] = address(updates) % 16;
     const cuda::Stream stream = run.stream();
-    const Plan* plan = plans_.Find(shapes, key);
+    std::shared_ptr<const Plan> plan = plans_.Find(shapes, key);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(shapes, key);
+      plan = Make(shapes, key);
     }
     if (plan->choice.form != ScatterForm::kCopy && (output == updates || output == indices))
       Fail("the output has the memory of ", output == updates ? "the updates" : "the indices",
@@ -401,7 +401,7 @@ class CudaScatter : public Kernel {
     }
   }
 
-  const Plan& Make(const Shapes& shapes, const Key& key) const {
+  std::shared_ptr<const Plan> Make(const Shapes& shapes, const Key& key) const {
     const ScatterShape shape = FitScatter(attributes_, shapes);
     auto plan = std::make_unique<Plan>();
     plan->choice = ChooseScatter(attributes_, key.type, shape, key.in_place);

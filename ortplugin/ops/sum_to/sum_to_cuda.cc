@@ -447,7 +447,7 @@ class CudaSumTo : public Kernel {
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shapes are.
     Shapes fit;
-    const SumPlan* plan = plans_.Find(shapes, aligned);
+    std::shared_ptr<const SumPlan> plan = plans_.Find(shapes, aligned);
     if (plan == nullptr) fit = FitSums(sums_, shapes).results;
     const Shapes& results = plan != nullptr ? plan->results : fit;
     std::vector<void*> outputs;
@@ -461,7 +461,7 @@ class CudaSumTo : public Kernel {
     if (all_aligned != aligned) plan = plans_.Find(shapes, all_aligned);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(shapes, all_aligned);
+      plan = Make(shapes, all_aligned);
     }
     scratch_.Lend(
       run, plan->scratch_bytes, [&](char* memory) { RunSums(*plan, device_, stream, inputs, outputs, memory); });
@@ -478,7 +478,7 @@ class CudaSumTo : public Kernel {
       Make(*shapes, true);
   }
 
-  const SumPlan& Make(const Shapes& shapes, bool aligned) const {
+  std::shared_ptr<const SumPlan> Make(const Shapes& shapes, bool aligned) const {
     return plans_.Keep(shapes, aligned, std::make_unique<SumPlan>(PlanSums(sums_, shapes, device_, aligned)));
   }
 

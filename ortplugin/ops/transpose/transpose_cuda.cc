@@ -266,7 +266,7 @@ class CudaTranspose : public Kernel {
     const cuda::Stream stream = run.stream();
     // The output's address is known once its shape is. Almost always it is a multiple of 16.
     const int alignment = AlignmentOf(x.data, nullptr);
-    const Plan* plan = plans_.Find({x.shape}, {x.type, alignment});
+    std::shared_ptr<const Plan> plan = plans_.Find({x.shape}, {x.type, alignment});
     const Shape shape = plan != nullptr ? plan->output : FitTranspose(attributes_, x.shape, element).output;
     void* const y = run.output(0, shape);
     if (ElementCount(shape) == 0) return;
@@ -274,14 +274,14 @@ class CudaTranspose : public Kernel {
     if (both != alignment) plan = plans_.Find({x.shape}, {x.type, both});
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(x.shape, {x.type, both});
+      plan = Make(x.shape, {x.type, both});
     }
     const void* const addresses[] = {static_cast<const char*>(x.data) + plan->offset, y};
     plan->kernel.Launch(device_, stream, addresses, 2);
   }
 
  private:
-  const Plan& Make(const Shape& input, const Variant& variant) const {
+  std::shared_ptr<const Plan> Make(const Shape& input, const Variant& variant) const {
     const TransposeShape shape = FitTranspose(attributes_, input, CheckTransposeType(variant.type));
     auto plan = std::make_unique<Plan>();
     *plan = {shape.output, shape.offset, LoadTranspose(shape, device_, variant.alignment)};

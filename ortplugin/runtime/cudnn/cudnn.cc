@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -16,6 +17,7 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "ortplugin/runtime/cudnn/graph.h"
 #include "ortplugin/runtime/cudnn/library.h"
@@ -36,19 +38,55 @@ auto OnDevice(const DeviceFacts& device, const Body& body) {
   return body(Target{cuda::Device(device.ordinal), handle.get()});
 }
 
-// What was asked once. Grows with the distinct questions of the process, as the kernels behind the plans do.
+// What was asked once.
 struct Answer {
   std::mutex mutex;
   bool is_known = false;
   Found found;
+  uint64_t last_use = 0;
 };
+using Answers = std::map<std::string, std::shared_ptr<Answer>>;  // by question
 
-std::shared_ptr<Answer> AnswerFor(const std::string& question) {
+// Takes out half of the answers that nobody holds, those that were unused for longest. What a CUDA graph has captured
+// stays: a graph holds no plan.
+Answers TakeUnused(Answers* answers) {
+  std::vector<Answers::iterator> unused;
+  for (auto answer = answers->begin(); answer != answers->end(); ++answer) {
+    if (answer->second.use_count() > 1) continue;
+    const std::lock_guard<std::mutex> lock(answer->second->mutex);  // so that what its last holder wrote is seen
+    const std::shared_ptr<const Plan>& plan = answer->second->found.plan;
+    if (plan == nullptr || (plan.use_count() == 1 && !plan->is_captured())) unused.push_back(answer);
+  }
+  std::sort(unused.begin(), unused.end(),
+    [](const Answers::iterator& a, const Answers::iterator& b) { return a->second->last_use < b->second->last_use; });
+  unused.resize((unused.size() + 1) / 2);
+  Answers taken;
+  for (const Answers::iterator& answer : unused) taken.insert(answers->extract(answer));
+  return taken;
+}
+
+// Makes room where a device has kMostAnswers.
+std::shared_ptr<Answer> AnswerFor(const DeviceFacts& device, const std::string& question) {
   static auto* const mutex = new std::mutex;
-  static auto* const answers = new std::map<std::string, std::shared_ptr<Answer>>;
-  const std::lock_guard<std::mutex> lock(*mutex);
-  std::shared_ptr<Answer>& answer = (*answers)[question];
-  if (answer == nullptr) answer = std::make_shared<Answer>();
+  static auto* const devices = new std::map<int, Answers>;
+  static uint64_t uses = 0;
+  Answers dropped;
+  std::shared_ptr<Answer> answer;
+  {
+    const std::lock_guard<std::mutex> lock(*mutex);
+    Answers& answers = (*devices)[device.ordinal];
+    if (answers.size() >= kMostAnswers && answers.count(question) == 0) dropped = TakeUnused(&answers);
+    std::shared_ptr<Answer>& place = answers[question];
+    if (place == nullptr) place = std::make_shared<Answer>();
+    place->last_use = ++uses;
+    answer = place;
+  }
+  if (!dropped.empty()) {
+    // Kernels that cuDNN compiled are unloaded with their plans.
+    const cuda::ContextScope scope(device);
+    const cuda::RelaxedCaptureScope relaxed;
+    dropped.clear();
+  }
   return answer;
 }
 
@@ -156,7 +194,7 @@ bool HasErf(const Program& program) {
 
 Found FindPlan(const DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text) {
   Check(problem);
-  const std::shared_ptr<Answer> answer = AnswerFor(std::to_string(device.ordinal) + " " +
+  const std::shared_ptr<Answer> answer = AnswerFor(device,
     std::to_string(workspace_limit) + " " + (text == nullptr ? "" : text->ToString()) + " " + Signature(problem));
   const std::lock_guard<std::mutex> lock(answer->mutex);
   if (!answer->is_known) {

@@ -95,6 +95,7 @@ class Plan {
   // Asynchronous, on ORT's stream; any thread. Nothing is allocated on the device or compiled, so it may be captured in
   // a CUDA graph once the plan has run outside of one. Throws Error with the problem and cuDNN's own words.
   virtual void Run(cuda::Stream stream, const Arguments& arguments) const = 0;
+  virtual bool is_captured() const = 0;  // whether a CUDA graph has captured a run of it
 
  protected:
   Plan() = default;
@@ -102,6 +103,9 @@ class Plan {
 
 // Plans that need more memory than this besides the tensors are left out by operators.
 constexpr size_t kMostWorkspace = size_t{256} << 20;
+
+// How many answers of FindPlan a process keeps for a device, unless more are held or captured.
+constexpr size_t kMostAnswers = 1024;
 
 struct Found {
   std::shared_ptr<const Plan> plan;  // null where cuDNN has none

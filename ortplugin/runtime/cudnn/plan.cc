@@ -1,6 +1,7 @@
 #include "ortplugin/runtime/cudnn/plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <set>
@@ -190,6 +191,7 @@ class GraphPlan : public Plan {
   size_t workspace_bytes() const override { return workspace_bytes_; }
   bool is_deterministic() const override { return is_deterministic_; }
   bool is_compiled_here() const override { return is_compiled_here_; }
+  bool is_captured() const override { return is_captured_; }
 
   void Run(cuda::Stream stream, const Arguments& arguments) const override {
     const Problem& problem = graph_->problem();
@@ -198,6 +200,7 @@ class GraphPlan : public Plan {
       const std::vector<const void*> addresses = graph_->Addresses(arguments);
       CheckAlignment(arguments);
       const cuda::ContextScope scope(*device_);
+      if (!is_captured_.load(std::memory_order_relaxed) && cuda::IsCapturing(*device_, stream)) is_captured_ = true;
       const HandleLoan handle(*device_, stream);
       Descriptor pack(abi::kVariantPack);
       pack.SetInt64s(abi::kVariantPackUniqueIds, graph_->ids());
@@ -233,6 +236,7 @@ class GraphPlan : public Plan {
   Descriptor plan_{abi::kPlan};
   size_t workspace_bytes_ = 0;
   bool is_deterministic_ = true, is_compiled_here_ = false;
+  mutable std::atomic<bool> is_captured_{false};
 };
 
 // Why an epilogue is known not to be worth a plan whose kernels are compiled for it on this GPU: the convolution alone,

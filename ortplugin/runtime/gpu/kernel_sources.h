@@ -31,6 +31,7 @@ extern const char kScatterSource[];
 extern const char kScatterSortSource[];
 extern const char kTransposeSource[];
 extern const char kCopySource[];
+extern const char kSizesSource[];
 extern const char kDepthwiseSource[];
 extern const char kGroupedSource[];
 extern const char kStemSource[];

@@ -1,6 +1,9 @@
 // What a CUDA kernel has worked out for the input shapes it has met: found by many threads, made once for each.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,21 +15,47 @@
 
 namespace ortplugin {
 
-// Grows with the shapes seen; a plan is a few hundred bytes. `Variant` says what else a plan depends on.
+// How many plans a node keeps; beyond them it drops those that were unused for longest. A plan of ours is a few KB, and
+// made in less than a millisecond; one of cuDNN's is 150 KB, and built in 5 ms (cuDNN 9.19), though nodes share it.
+struct PlanLimits {
+  size_t all = 1024, of_library = 32;
+};
+
+// `Variant` says what else a plan depends on. A plan owns nothing that the GPU reads or runs: its kernels belong to the
+// process, so that it may be dropped while they still run, and while a CUDA graph has captured them.
 template <typename Plan, typename Variant>
 class PlanCache {
  public:
-  // Null where there is none yet. A plan stays where it is.
-  const Plan* Find(const Shapes& shapes, const Variant& variant) const {
+  explicit PlanCache(PlanLimits most = {}) : most_(most) {}
+
+  // Null where there is none, or no longer.
+  std::shared_ptr<const Plan> Find(const Shapes& shapes, const Variant& variant) const {
     const std::shared_lock<std::shared_mutex> lock(mutex_);
-    const auto found = plans_.find(std::pair<const Shapes&, const Variant&>(shapes, variant));
-    return found == plans_.end() ? nullptr : found->second.get();
+    const auto found = entries_.find(std::pair<const Shapes&, const Variant&>(shapes, variant));
+    if (found == entries_.end()) return nullptr;
+    Use(found->second);
+    return found->second.plan;
   }
 
-  // The plan that is kept: another thread's, where that came first.
-  const Plan& Keep(const Shapes& shapes, const Variant& variant, std::unique_ptr<Plan> plan) {
+  // The plan that is kept: another thread's, where that came first. `is_of_library`: it holds a library's plan.
+  std::shared_ptr<const Plan> Keep(
+    const Shapes& shapes, const Variant& variant, std::unique_ptr<Plan> plan, bool is_of_library = false) {
+    std::shared_ptr<const Plan> dropped;  // ends after the lock
     const std::unique_lock<std::shared_mutex> lock(mutex_);
-    return *plans_.emplace(Key(shapes, variant), std::move(plan)).first->second;
+    const auto [place, is_new] = entries_.try_emplace(Key(shapes, variant));
+    Use(place->second);
+    if (!is_new) return place->second.plan;
+    place->second.plan = std::move(plan);
+    place->second.is_of_library = is_of_library;
+    of_library_ += is_of_library;
+    if (of_library_ > most_.of_library || entries_.size() > most_.all)
+      dropped = DropOldest(of_library_ > most_.of_library);
+    return place->second.plan;
+  }
+
+  size_t size() const {
+    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    return entries_.size();
   }
 
  private:
@@ -39,8 +68,33 @@ class PlanCache {
       return std::tie(a.first, a.second) < std::tie(b.first, b.second);
     }
   };
+  struct Entry {
+    std::shared_ptr<const Plan> plan;
+    bool is_of_library = false;
+    mutable std::atomic<uint64_t> last_use{0};
+  };
+
+  void Use(const Entry& entry) const {
+    entry.last_use.store(uses_.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+
+  std::shared_ptr<const Plan> DropOldest(bool only_of_library) {
+    auto oldest = entries_.end();
+    for (auto entry = entries_.begin(); entry != entries_.end(); ++entry)
+      if (entry->second.is_of_library >= only_of_library &&
+        (oldest == entries_.end() || entry->second.last_use < oldest->second.last_use))
+        oldest = entry;
+    std::shared_ptr<const Plan> plan = std::move(oldest->second.plan);
+    of_library_ -= oldest->second.is_of_library;
+    entries_.erase(oldest);
+    return plan;
+  }
+
+  const PlanLimits most_;
   mutable std::shared_mutex mutex_;
-  std::map<Key, std::unique_ptr<Plan>, Less> plans_;
+  std::map<Key, Entry, Less> entries_;
+  size_t of_library_ = 0;  // entries
+  mutable std::atomic<uint64_t> uses_{0};
 };
 
 }  // namespace ortplugin

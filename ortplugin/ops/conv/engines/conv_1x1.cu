@@ -21,7 +21,6 @@
 #define N_TILES (BLOCK_N / TILE_N)
 #define WARPGROUPS (WARPS / 4)
 #define THREADS (WARPS * 32)
-#define IMAGE (IMAGE_H * IMAGE_W)
 
 // The row of filter m of a block: thread t of four ends with the columns 2 t, 2 t + 1 of each eight.
 DEVICE int row_of(int m) { return m / 32 * 32 + m % 8 / 2 * 8 + m % 32 / 8 * 2 + m % 2; }
@@ -51,8 +50,8 @@ DEVICE void copy_weights(storage_t* to, const storage_t* w, int first) {
 struct Pixel {
   int n, y, x, number;
   DEVICE Pixel(const Arguments& a, int row)
-    : n(row / IMAGE),
-      y(row % IMAGE / IMAGE_W * UP_H),
+    : n(row / IMAGE_W / IMAGE_H),
+      y(row / IMAGE_W % IMAGE_H * UP_H),
       x(row % IMAGE_W * UP_W),
       number(UP_H * UP_W == 1 ? row : (n * OUT_H + y) * OUT_W + x) {}
   DEVICE int offset() const { return number * FILTERS; }
@@ -239,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_1x1(const Argument
   storage_t* const weights = (storage_t*)shared;
   storage_t* const stages = weights + BLOCK_N * PADDED_CHANNELS + warpgroup * (STAGES * TILE_M * TILE_K);
   const int first = blockIdx.x % BLOCKS_N * BLOCK_N;
-  const int rows = (int)a.batch * IMAGE, tiles = (rows + TILE_M - 1) / TILE_M;
+  const int rows = (int)a.batch * (IMAGE_H * IMAGE_W), tiles = (rows + TILE_M - 1) / TILE_M;
   const int blocks = gridDim.x / BLOCKS_N, step = WARPGROUPS * blocks;
   // Neighbouring tiles are at work at the same time; where their results interleave, in the same block.
   const int first_tile =

@@ -155,7 +155,7 @@ cuda::LaunchShape DepthwiseLaunch(const Contraction& problem, const DepthwiseCon
 EngineKernel MakeDepthwise(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const DepthwiseConfig config = ConfigureDepthwise(program, problem, device);
   return {DepthwiseSource(program, problem, config), "depthwise", DepthwiseLaunch(problem, config),
-    ConvArguments(program, problem)};
+    ConvArguments(program, problem, config.tile_h, config.tile_w)};
 }
 
 }  // namespace ortplugin

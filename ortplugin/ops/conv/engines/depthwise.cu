@@ -13,8 +13,6 @@
 // Of the image, for a tile; with a dilation, where a tile is one row or column, only those that meet a tap.
 #define ROWS ((TILE_H - 1) * STRIDE_H + KERNEL_H)
 #define COLUMNS ((TILE_W - 1) * STRIDE_W + KERNEL_W)
-#define TILES_X ((OUT_W + TILE_W - 1) / TILE_W)
-#define TILES_Y ((OUT_H + TILE_H - 1) / TILE_H)
 #define SLICE (LANES * VECTOR)  // channels of a block
 #define SLICES ((FILTERS + SLICE - 1) / SLICE)
 #define THREADS (LANES * TILES)
@@ -35,10 +33,10 @@ struct Row {
   // from `corner` are constants, so that they cost no arithmetic, unless sizes are open.
   DEVICE void load(const Arguments& a, const storage_t* corner, int top, int left, int row) {
     const bool exists = (unsigned)(top + row * DILATION_H) < IMAGE_H;
+    const storage_t* const first = corner + row * DILATION_H * IMAGE_W * CHANNELS;
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i)
-      load_if(exists && (unsigned)(left + i * DILATION_W) < IMAGE_W, at[i],
-        corner + (row * DILATION_H * IMAGE_W + i * DILATION_W) * CHANNELS);
+      load_if(exists && (unsigned)(left + i * DILATION_W) < IMAGE_W, at[i], first + i * DILATION_W * CHANNELS);
   }
 };
 
@@ -49,22 +47,23 @@ DEVICE void epilogue(const Arguments& a, const TileOperands<VECTOR>& shared_oper
 #pragma unroll
   for (int i = 0; i < TILE_H; ++i) {
     const int y = first_y + i;
-    if (OUT_H % TILE_H != 0 && y >= OUT_H) break;
+    if (!WHOLE_TILES_H && y >= OUT_H) break;
+    const int row_offset = first_offset + i * OUT_W * FILTERS;
     PixelOperands<VECTOR> operands[TILE_W];
 #pragma unroll
     for (int k = 0; k < TILE_W; ++k) {
       // Past the edge the last pixel is read again and nothing is written.
-      const int x = OUT_W % TILE_W == 0 ? first_x + k : min(first_x + k, OUT_W - 1);
-      operands[k].load(a, n, y, x, m, first_offset + (i * OUT_W + x - first_x) * FILTERS);
+      const int x = WHOLE_TILES_W ? first_x + k : min(first_x + k, OUT_W - 1);
+      operands[k].load(a, n, y, x, m, row_offset + (x - first_x) * FILTERS);
     }
+    Results<VECTOR> results[TILE_W];
 #pragma unroll
-    for (int k = 0; k < TILE_W; ++k) {
-      if (OUT_W % TILE_W != 0 && first_x + k >= OUT_W) break;
-      Results<VECTOR> results;
+    for (int k = 0; k < TILE_W; ++k)
 #pragma unroll
-      for (int j = 0; j < VECTOR; ++j) apply(shared_operands, operands[k], j, sums[i][k][j], results);
-      results.store(a, first_offset + (i * OUT_W + k) * FILTERS);
-    }
+      for (int j = 0; j < VECTOR; ++j) apply(shared_operands, operands[k], j, sums[i][k][j], results[k]);
+#pragma unroll
+    for (int k = 0; k < TILE_W; ++k)
+      if (WHOLE_TILES_W || first_x + k < OUT_W) results[k].store(a, row_offset + k * FILTERS);
   }
 }
 
@@ -73,9 +72,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
   const int slice = blockIdx.x % SLICES, lane = threadIdx.x % LANES;
   int tile = blockIdx.x / SLICES * TILES + threadIdx.x / LANES;
   const int m = slice * SLICE + lane * VECTOR;
-  const int left_tile = tile % TILES_X;
-  tile /= TILES_X;
-  const int first_y = tile % TILES_Y * TILE_H, first_x = left_tile * TILE_W, n = tile / TILES_Y;
+  const int left_tile = tile % TILES_W;
+  tile /= TILES_W;
+  const int first_y = tile % TILES_H * TILE_H, first_x = left_tile * TILE_W, n = tile / TILES_H;
   const bool works = (FILTERS % SLICE == 0 || m < FILTERS) && n < (int)a.batch;
   const int top = works ? first_y * STRIDE_H - PAD_TOP : IMAGE_H, left = first_x * STRIDE_W - PAD_LEFT;
   const storage_t* const corner =

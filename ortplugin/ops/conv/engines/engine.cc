@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
@@ -169,9 +170,10 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
   std::ostringstream text;
   text << kCommonSource << "\n"
        << kPointwiseSource << "\n"
+       << Defines({{"OPEN_SIZES", problem.has_open_sizes}}) << kSizesSource << "\n"
        << "typedef " << StorageType(problem.dtype()) << " storage_t;\n\n"
        << "struct Arguments {\n  const void* in[" << inputs << "];\n  void* out[" << outputs
-       << "];\n  unsigned long long batch, image_h, image_w, out_h, out_w;\n};\n\n"
+       << "];\n  unsigned long long batch;\n  Size image_h, image_w, out_h, out_w, tiles_h, tiles_w;\n};\n\n"
        << Defines({{"CHANNELS", problem.channels}, {"FILTERS", problem.filters}})
        << WindowMacros(problem, problem.has_open_sizes);
   for (const Stage& stage : stages) text << stage.Emit();
@@ -191,12 +193,22 @@ std::string NormConstants(const NormProgram& norm) {
   return "#define IS_RMS " + std::to_string(norm.is_rms) + "\n#define EPSILON " + epsilon + "\n";
 }
 
-std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem, const NormTail* tail) {
+// sizes.cuh has the kernel's side.
+uint64_t OpenSize(int64_t size) {
+  int log = 0;
+  while ((int64_t{1} << log) < size) ++log;
+  return uint64_t(size) | uint64_t(DivideUp(int64_t{1} << (31 + log), size)) << 32;
+}
+
+std::vector<uint64_t> ConvArguments(
+  const Program& program, const Contraction& problem, int64_t tile_h, int64_t tile_w, const NormTail* tail) {
   size_t addresses = problem.operands.size() + 2 + problem.gated + program.results().size();
   if (tail != nullptr) addresses += tail->operands.size() + (tail->of_input ? 0 : tail->norm->program.results().size());
   std::vector<uint64_t> arguments(addresses, 0);
   const Window &h = problem.rows(), &w = problem.columns();
-  for (const int64_t size : {problem.batch, h.size, w.size, h.out, w.out}) arguments.push_back(uint64_t(size));
+  arguments.push_back(uint64_t(problem.batch));
+  for (const int64_t size : {h.size, w.size, h.out, w.out, DivideUp(h.out, tile_h), DivideUp(w.out, tile_w)})
+    arguments.push_back(problem.has_open_sizes ? OpenSize(size) : uint64_t(size));
   return arguments;
 }
 

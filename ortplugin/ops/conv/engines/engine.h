@@ -76,9 +76,10 @@ struct NormTail {
 };
 
 // CUDA C++ in front of an engine's kernel: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), of which heights and
-// widths may read the kernel's Arguments, by the name `a` (has_open_sizes); CONSTANT_WEIGHTS; OF_IMAGE, whether
-// TileOperands depend on n; and for the epilogue:
-//   struct Arguments { const void* in[]; void* out[]; and as numbers batch, image_h, image_w, out_h, out_w }
+// widths may read the kernel's Arguments, by the name `a` (has_open_sizes, sizes.cuh); TILES_H and TILES_W, how
+// many TILE_H x TILE_W cover a result; CONSTANT_WEIGHTS; OF_IMAGE, whether TileOperands depend on n; and for the
+// epilogue:
+//   struct Arguments { const void* in[]; void* out[]; and batch, image_h, image_w, out_h, out_w, tiles_h, tiles_w }
 //   TileOperands<N>:  load(a, n, m): operands that do not depend on the pixel (a bias, a scale of each channel)
 //   PixelOperands<N>: load(a, n, y, x, m, offset): the others; `offset` is that of the pixel's channel m in Y
 //   Results<N>:       store(a, offset), from the output 0 on, or from a third argument on
@@ -92,7 +93,12 @@ std::string ConvPreamble(const Program& program, const Contraction& problem, con
 // IS_RMS and EPSILON.
 std::string NormConstants(const NormProgram& norm);
 
-// Room for the addresses, then the numbers of Arguments.
-std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem, const NormTail* tail = nullptr);
+// An argument of a kernel with open sizes: a size, from 1 to 2^31 - 1, and what divides by it.
+uint64_t OpenSize(int64_t size);
+
+// Room for the addresses, then the numbers of Arguments. `tile_h`, `tile_w`: the kernel's TILE_H and TILE_W, where it
+// has them.
+std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem, int64_t tile_h = 1,
+  int64_t tile_w = 1, const NormTail* tail = nullptr);
 
 }  // namespace ortplugin

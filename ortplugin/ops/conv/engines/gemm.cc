@@ -120,6 +120,17 @@ double Cost(const Contraction& problem, const TileKind& kind, int tile_n, int sp
 int64_t StageBytes(const Contraction& problem, const GemmConfig& config) {
   return (config.tile_m() + config.tile_n) * config.tile_k * Size(problem);
 }
+// Whether the program may run where the sums are: it reads nothing of a row, and has one result, of 16 bits. What is
+// read of the only row is of a pixel (engine.cc).
+bool RunsFirst(const Program& program, const Contraction& problem) {
+  const auto is_of_columns = [](const Shape& shape) {
+    return ElementCount(shape) == (shape.empty() ? 1 : shape.back());
+  };
+  return Size(problem) == 2 && problem.group_filters() % 8 == 0 && program.results().size() == 1 &&
+    SizeOf(program.result(0).dtype) == 2 && (Rows(problem) > 1 || problem.operands.empty()) &&
+    std::all_of(problem.operands.begin(), problem.operands.end(), is_of_columns);
+}
+
 int64_t StagingBytes(const GemmConfig& config) { return int64_t{config.consumers} * 4 * 16 * kPitch * 4; }
 
 // Chunks of a block: all of a tile, or its share of them.
@@ -149,10 +160,11 @@ int64_t OperandRegisters(const Program& program, const Contraction& problem) {
 }
 
 // How many such chunks fit beside the accumulators, what a norm keeps of them, and some thirty registers more.
-int64_t ChunksAhead(const Program& program, const Contraction& problem, const GemmConfig& config, bool is_normalized) {
+int64_t ChunksAhead(
+  const Program& program, const Contraction& problem, const GemmConfig& config, bool runs_first, bool is_normalized) {
   const int64_t tiles = config.m_tiles;
-  const int64_t chunks = tiles * Chunks(problem, config);
-  const int64_t kept = is_normalized ? config.tile_n / 2 + 24 : problem.gated ? 16 : 0;
+  const int64_t chunks = Chunks(problem, config) * (runs_first ? 1 : tiles);
+  const int64_t kept = is_normalized ? config.tile_n / 2 + 24 : runs_first ? 24 : problem.gated ? 16 : 0;
   const int64_t room = (config.take_turns || config.consumers == 1 ? 200
                            : config.consumers == 2                 ? 146
                                                                    : 96) -
@@ -232,7 +244,7 @@ cuda::TensorMap MapOfX(const Contraction& problem, const GemmConfig& config, siz
 
 EngineKernel Make(const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail,
   const DeviceFacts& device) {
-  std::vector<uint64_t> arguments = ConvArguments(program, problem, tail);
+  std::vector<uint64_t> arguments = ConvArguments(program, problem, 1, 1, tail);
   const auto word = size_t(RoundUp(int64_t(arguments.size()), 8));  // of the maps
   const auto channels = uint64_t(problem.group_channels()), filters = uint64_t(problem.filters);
   const auto taps = uint64_t(Taps(problem));
@@ -352,13 +364,14 @@ Contraction WithRowsAsBatch(const Contraction& problem) {
 
 std::string GemmSource(
   const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail) {
+  const bool runs_first = tail == nullptr && RunsFirst(program, problem);
   std::ostringstream text;
   text << ConvPreamble(program, problem, tail)
-       << Defines({{"TILE_N", config.tile_n}, {"TILE_K", config.tile_k}, {"CONSUMERS", config.consumers},
-            {"STAGES", config.stages}, {"GROUP_CHANNELS", problem.group_channels()},
+       << Defines({{"RUNS_FIRST", runs_first}, {"TILE_N", config.tile_n}, {"TILE_K", config.tile_k},
+            {"CONSUMERS", config.consumers}, {"STAGES", config.stages}, {"GROUP_CHANNELS", problem.group_channels()},
             {"GROUP_FILTERS", problem.group_filters()}, {"TAKE_TURNS", config.take_turns}, {"M_TILES", config.m_tiles},
             {"IS_IMPLICIT", !IsPointwise(problem)}, {"ROWS_FIRST", config.rows_first}, {"BAND", kBand},
-            {"COLUMNS", kColumns}, {"AHEAD", ChunksAhead(program, problem, config, tail != nullptr)},
+            {"COLUMNS", kColumns}, {"AHEAD", ChunksAhead(program, problem, config, runs_first, tail != nullptr)},
             {"VECTOR", Vector(problem)}, {"SPLIT_K", config.split_k}, {"CLUSTER", config.cluster * config.split_k},
             {"IS_NORMALIZED", tail != nullptr}})
        << "#define ENTRY " << Entry(problem) << "\n\n"

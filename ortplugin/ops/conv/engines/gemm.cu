@@ -65,7 +65,7 @@ struct Tiles {
 // Where the first of a tile's pixels is.
 struct Place {
   int n, y, x;
-  DEVICE Place(const Arguments& a, int row) : n(row / IMAGE), y(row % IMAGE / OUT_W), x(row % OUT_W) {}
+  DEVICE Place(const Arguments& a, int row) : n(row / OUT_W / OUT_H), y(row / OUT_W % OUT_H), x(row % OUT_W) {}
 };
 
 // One thread for x and one for w, since they keep the copy engine busy together only.

@@ -76,8 +76,8 @@ DEVICE void normalize(Epilogue& epilogue, const float (&sums)[M_TILES][TILE_N / 
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       const int m = epilogue.column_of(chunk);
       NormPixelOperands<VECTOR> pixel;
-      pixel.load(a, p / IMAGE, p % IMAGE / OUT_W, p % OUT_W, m, p * FILTERS + m);
-      if (OF_IMAGE) tile[chunk].load(a, p / IMAGE, m);
+      pixel.load(a, p / OUT_W / OUT_H, p / OUT_W % OUT_H, p % OUT_W, m, p * FILTERS + m);
+      if (OF_IMAGE) tile[chunk].load(a, p / OUT_W / OUT_H, m);
       NormResults<VECTOR> results;
 #pragma unroll
       for (int j = 0; j < VECTOR; ++j) {

@@ -76,7 +76,7 @@ std::optional<EngineKernel> MakeGemvNorm(
   const int64_t steps = DivideUp(problem.channels, int64_t{config.lanes} * config.vector);
   if (steps * config.rows * (1 + problem.gated) > kMostSteps) return {};
   return EngineKernel{GemvSource(program, problem, config, &norm), "gemv", GemvLaunch(problem, config),
-    ConvArguments(program, problem, &norm)};
+    ConvArguments(program, problem, 1, 1, &norm)};
 }
 
 EngineKernel MakeGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {

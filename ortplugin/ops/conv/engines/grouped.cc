@@ -252,7 +252,7 @@ std::optional<EngineKernel> MakeGrouped(const Program& program, const Contractio
   const int64_t most = std::max<int64_t>(1, t.min_blocks * device.multiprocessors / t.slices);
   const cuda::LaunchShape launch{
     t.slices * std::min(t.tiles, most), t.warps_m * t.warps_n * 32, t.shared_bytes, cuda::NextStarts::kAtTrigger};
-  return EngineKernel{text.str(), "grouped", launch, ConvArguments(program, problem)};
+  return EngineKernel{text.str(), "grouped", launch, ConvArguments(program, problem, t.tile_h, t.tile_w)};
 }
 
 }  // namespace ortplugin

@@ -26,8 +26,6 @@
 #define ITEMS (BLOCK_UNITS / ITEM_UNITS * BLOCK_SUBS)
 #define WARP_ITEMS ((ITEMS + WARPS_N - 1) / WARPS_N)
 #define PIXELS (TILE_H * TILE_W)
-#define TILES_X ((OUT_W + TILE_W - 1) / TILE_W)
-#define TILES_Y ((OUT_H + TILE_H - 1) / TILE_H)
 // Of X each STEP-th row and column is met. Those that neighbouring pixels meet lie side by side: MOVE_W planes a row.
 #define MOVE_H (STRIDE_H / STEP_H)
 #define MOVE_W (STRIDE_W / STEP_W)
@@ -93,9 +91,9 @@ DEVICE void copy_elements(unsigned to, const storage_t* from, bool exists) {
 struct Tile {
   int n, y, x;
   DEVICE Tile(const Arguments& a, int number)
-    : n(FLAT ? 0 : number / (TILES_X * TILES_Y)),
-      y(FLAT ? 0 : number / TILES_X % TILES_Y * TILE_H),
-      x((FLAT ? number : number % TILES_X) * TILE_W) {}
+    : n(FLAT ? 0 : number / TILES_W / TILES_H),
+      y(FLAT ? 0 : number / TILES_W % TILES_H * TILE_H),
+      x((FLAT ? number : number % TILES_W) * TILE_W) {}
 };
 
 DEVICE void copy_part(unsigned to, const Arguments& a, const Tile& tile, int chunk, int first_unit) {
@@ -242,7 +240,7 @@ DEVICE void store_results(const Arguments& a, float* shared_sums, const float (&
       const int pixel = first_pixel + i / ITEM_VECTORS, at = FLAT ? tile.x + pixel : 0;
       v.from = shared_sums + i / ITEM_VECTORS * SUM_PITCH + unit * SUB_FILTERS + in_sub;
       v.m = (first_unit + unit) * UNIT_FILTERS + in_unit;
-      v.n = FLAT ? at / (OUT_H * OUT_W) : tile.n;
+      v.n = FLAT ? at / OUT_W / OUT_H : tile.n;
       v.y = FLAT ? at / OUT_W % OUT_H : tile.y + pixel / TILE_W;
       v.x = FLAT ? at % OUT_W : tile.x + pixel % TILE_W;
       const bool exists = i < 16 * ITEM_VECTORS && pixel < PIXELS && in_unit < UNIT_FILTERS && v.m < FILTERS &&
@@ -286,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   float* const shared_sums =
     (float*)((char*)shared + (CHUNKS > 1 ? 0 : W_BYTES) + STAGES * STAGE_BYTES) + warp * WARP_SUMS;
   const int slice = blockIdx.x % SLICES,
-            tiles = FLAT ? ((int)a.batch * (OUT_H * OUT_W) + TILE_W - 1) / TILE_W : (int)a.batch * (TILES_X * TILES_Y),
+            tiles = FLAT ? ((int)a.batch * (OUT_H * OUT_W) + TILE_W - 1) / TILE_W : (int)a.batch * (TILES_W * TILES_H),
             step = gridDim.x / SLICES;
   const int first_unit = slice / SLICES_N * BLOCK_UNITS, first_sub = slice % SLICES_N * BLOCK_SUBS;
 

@@ -76,7 +76,7 @@ EngineKernel MakePatch(const Program& program, const Contraction& problem, const
        << WgmmaSource(problem.dtype(), int(kTileH * kPatchW)) << "\n"
        << kTmaSource << "\n"
        << kPatchSource;
-  std::vector<uint64_t> arguments = ConvArguments(program, problem);
+  std::vector<uint64_t> arguments = ConvArguments(program, problem, kTileH, TileW(problem));
   const auto word = size_t(RoundUp(int64_t(arguments.size()), 8));  // of the maps
   arguments.resize(word + 2 * cuda::kTensorMapWords);
   const auto channels = uint64_t(problem.channels), filters = uint64_t(problem.filters), taps = uint64_t(Taps(problem));

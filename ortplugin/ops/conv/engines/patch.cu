@@ -17,8 +17,6 @@
 #define TAP_BYTES (TILE_FILTERS * 128)
 #define PATCH_BYTES (PATCH_H * PATCH_W * PIXEL_BYTES)
 #define FILTER_TILES ((FILTERS + TILE_FILTERS - 1) / TILE_FILTERS)
-#define TILES_W ((OUT_W + TILE_W - 1) / TILE_W)
-#define TILES_H ((OUT_H + TILE_H - 1) / TILE_H)
 #define VECTORS (16 / VECTOR)  // of a pixel
 #define ITEMS (CHUNK * VECTORS / 32)  // of VECTOR filters, of a thread
 
@@ -33,7 +31,7 @@ struct Tiles {
   int next = blockIdx.x / FILTER_TILES;
   DEVICE bool exists() const { return next < (int)a.batch * (TILES_H * TILES_W); }
   DEVICE void step(int count = 1) { next += gridDim.x / FILTER_TILES * count; }
-  DEVICE int image() const { return next / (TILES_H * TILES_W); }
+  DEVICE int image() const { return next / TILES_W / TILES_H; }
   DEVICE int y() const { return next / TILES_W % TILES_H * TILE_H; }
   DEVICE int x() const { return next % TILES_W * TILE_W; }
 };

@@ -12,8 +12,8 @@ struct Place {
   bool exists;
   const Arguments& a;
   DEVICE Place(const Arguments& a, int number)
-    : n(number / (OUT_H * OUT_W * VECTORS)),
-      y(number / (OUT_W * VECTORS) % OUT_H),
+    : n(number / VECTORS / OUT_W / OUT_H),
+      y(number / VECTORS / OUT_W % OUT_H),
       x(number / VECTORS % OUT_W),
       m(number % VECTORS * VECTOR),
       exists(n < (int)a.batch),

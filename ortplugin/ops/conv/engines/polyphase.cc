@@ -181,7 +181,7 @@ cuda::LaunchShape PolyphaseLaunch(
 EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const PolyphaseConfig config = ConfigurePolyphase(problem, device);
   return {PolyphaseSource(program, problem, config), "polyphase", PolyphaseLaunch(problem, config, device),
-    ConvArguments(program, problem)};
+    ConvArguments(program, problem, problem.rows().stride, problem.columns().stride)};
 }
 
 }  // namespace ortplugin

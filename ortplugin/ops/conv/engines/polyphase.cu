@@ -19,9 +19,9 @@
 #define CHANNEL_TILES ((CHANNELS + 63) / 64)
 #define TILES_N ((FILTERS + TILE_N - 1) / TILE_N)
 #define PHASES (STRIDE_H * STRIDE_W)
-#define PHASE_H ((OUT_H + STRIDE_H - 1) / STRIDE_H)
-#define PHASE_W ((OUT_W + STRIDE_W - 1) / STRIDE_W)
-#define PHASE (PHASE_H * PHASE_W)
+#define TILE_H STRIDE_H  // of a patch of y, whose pixels are of all phases
+#define TILE_W STRIDE_W
+#define PHASE (TILES_H * TILES_W)
 
 // Gives what a thread has of one octet for what another has of another.
 DEVICE void exchange(Results<2>& even, Results<2>& odd, bool is_odd, int distance) {
@@ -42,9 +42,9 @@ DEVICE void finish_tile(const Arguments& a, float (&sums)[M_TILES][TILE_N / 2], 
 #pragma unroll
   for (int i = 0; i < M_TILES * 2; ++i) {
     const int p = first_row + i / 2 * 64 + i % 2 * 8;
-    n[i] = p / PHASE, y[i] = p % PHASE / PHASE_W * STRIDE_H + phase / STRIDE_W;
-    x[i] = p % PHASE_W * STRIDE_W + phase % STRIDE_W;
-    const bool exists = p < rows && (OUT_H % STRIDE_H == 0 || y[i] < OUT_H) && (OUT_W % STRIDE_W == 0 || x[i] < OUT_W);
+    n[i] = p / TILES_W / TILES_H, y[i] = p / TILES_W % TILES_H * STRIDE_H + phase / STRIDE_W;
+    x[i] = p % TILES_W * STRIDE_W + phase % STRIDE_W;
+    const bool exists = p < rows && (WHOLE_TILES_H || y[i] < OUT_H) && (WHOLE_TILES_W || x[i] < OUT_W);
     offsets[i] = exists ? ((n[i] * OUT_H + y[i]) * OUT_W + x[i]) * FILTERS : -1;
   }
   // Thread t of four has columns 2 t, 2 t + 1 of each eight. The operands of four such octets are on their way while
@@ -97,8 +97,8 @@ DEVICE void find_pixels(const Arguments& a, unsigned (&from)[TILE_M * 8 / THREAD
 #pragma unroll
   for (int i = 0; i < TILE_M * 8 / THREADS; ++i) {
     const int p = tile / TILES_N * TILE_M + i * (THREADS / 8) + thread / 8;
-    const int at_y = p % PHASE / PHASE_W, at_x = p % PHASE_W;
-    from[i] = ((p / PHASE * IMAGE_H + at_y) * IMAGE_W + at_x) * (CHANNELS * 2u);
+    const int at_y = p / TILES_W % TILES_H, at_x = p % TILES_W;
+    from[i] = ((p / TILES_W / TILES_H * IMAGE_H + at_y) * IMAGE_W + at_x) * (CHANNELS * 2u);
     places[i] = p < rows ? at_y << 16 | at_x : 0xc0000000;
   }
 }

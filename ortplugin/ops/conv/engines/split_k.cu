@@ -21,7 +21,6 @@
 #define TILES_N ((FILTERS + TILE_N - 1) / TILE_N)
 #define REDUCED_ROWS ((TILE_M + SPLIT_K - 1) / SPLIT_K)  // pixels of a tile whose sums a block adds
 #define PITCH (TILE_N + 8)  // floats of a row of sums: no conflicts of banks
-#define OUT (OUT_H * OUT_W)
 
 // The weights of a K tile.
 DEVICE void copy_tap(storage_t* stages, const storage_t* w, int k_tile, int stage, int octet, int thread, int first) {
@@ -44,9 +43,9 @@ struct Pixels {
 #pragma unroll
     for (int i = 0; i < TILE_M / 16; ++i) {
       const int p = first_row + i * 16 + thread / 8;
-      top[i] = p < rows ? p % OUT / OUT_W * STRIDE_H - PAD_TOP : -(1 << 30);
+      top[i] = p < rows ? p / OUT_W % OUT_H * STRIDE_H - PAD_TOP : -(1 << 30);
       left[i] = p % OUT_W * STRIDE_W - PAD_LEFT;
-      image[i] = p / OUT * IMAGE_H;
+      image[i] = p / OUT_W / OUT_H * IMAGE_H;
     }
   }
   DEVICE void copy(storage_t* to, const storage_t* x, int k_tile, int thread) const {
@@ -118,8 +117,8 @@ DEVICE void wait_stage(int warpgroup, storage_t* stage, int thread) {
 
 DEVICE void load_operands(
   const Arguments& a, TileOperands<VECTOR>& of_filters, PixelOperands<VECTOR>& of_pixel, int p, int m) {
-  of_filters.load(a, p / OUT, m);
-  of_pixel.load(a, p / OUT, p % OUT / OUT_W, p % OUT_W, m, p * FILTERS + m);
+  of_filters.load(a, p / OUT_W / OUT_H, m);
+  of_pixel.load(a, p / OUT_W / OUT_H, p / OUT_W % OUT_H, p % OUT_W, m, p * FILTERS + m);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -133,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int first_row = tile / TILES_N * TILE_M, first = tile % TILES_N * TILE_N;
   storage_t* const stages = (storage_t*)shared + warpgroup * (STAGES * STAGE_ELEMENTS);
   const storage_t *const x = (const storage_t*)a.in[0], *const w = (const storage_t*)a.in[1];
-  const int rows = (int)a.batch * OUT, k_part = block * WARPGROUPS + warpgroup;
+  const int rows = (int)a.batch * (OUT_H * OUT_W), k_part = block * WARPGROUPS + warpgroup;
   const int k_end = K_TILES * (k_part + 1) / K_PARTS;
 
   const int octet = thread % 8;

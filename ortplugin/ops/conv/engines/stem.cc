@@ -141,8 +141,8 @@ cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& confi
 
 EngineKernel MakeStem(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   const StemConfig config = ConfigureStem(program, problem, device);
-  return {
-    StemSource(program, problem, config), "stem", StemLaunch(problem, config, device), ConvArguments(program, problem)};
+  return {StemSource(program, problem, config), "stem", StemLaunch(problem, config, device),
+    ConvArguments(program, problem, config.tile_h, config.tile_w)};
 }
 
 }  // namespace ortplugin

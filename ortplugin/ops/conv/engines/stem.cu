@@ -32,8 +32,6 @@
 #define COLUMNS (WARP_FILTERS / 8)  // of eight filters
 #define GROUPS (FILTERS / WARP_FILTERS)
 #define VECTOR (2 * COLUMNS)  // filters of a thread
-#define TILES_X ((OUT_W + TILE_W - 1) / TILE_W)
-#define TILES_Y ((OUT_H + TILE_H - 1) / TILE_H)
 #define THREADS (WARPS * 32)
 
 // Two neighbours, as the tensor cores take them.
@@ -66,7 +64,7 @@ DEVICE constexpr int place_of(int slot, int quarter) {
 struct Tile {
   int n, y, x;
   DEVICE Tile(const Arguments& a, int number)
-    : n(number / (TILES_X * TILES_Y)), y(number / TILES_X % TILES_Y * TILE_H), x(number % TILES_X * TILE_W) {}
+    : n(number / TILES_W / TILES_H), y(number / TILES_W % TILES_H * TILE_H), x(number % TILES_W * TILE_W) {}
 };
 
 // Starts copying a tile's part of the image, COPY elements at a time, zeros where there is none.
@@ -173,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
   storage_t* const shared_image = (storage_t*)shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = lane / 4, quarter = lane % 4;  // what the thread has of an MMA
-  const int tiles = (int)a.batch * (TILES_X * TILES_Y);
+  const int tiles = (int)a.batch * (TILES_W * TILES_H);
 
   if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   load_weights(shared_weights, a, warp, lane, row, quarter);
