@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 from hypothesis import strategies as st
 from onnx import helper
 
@@ -195,13 +194,6 @@ def examples(draw):
 def model_of(graph):
   imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
   return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
-
-
-def session_of(graph, options):
-  options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-  options.log_severity_level = 4
-  options.intra_op_num_threads = 1
-  return onnxruntime.InferenceSession(model_of(graph), options, providers=["CPUExecutionProvider"])
 
 
 def computed(dtype):

@@ -18,6 +18,6 @@ typedef unsigned long long Size;
 #define TILES_H ((OUT_H + TILE_H - 1) / TILE_H)
 #define TILES_W ((OUT_W + TILE_W - 1) / TILE_W)
 #endif
-// Whether it is known that no tile reaches past the edge.
+// That no tile reaches past the edge, for sure.
 #define WHOLE_TILES_H (!OPEN_SIZES && OUT_H % TILE_H == 0)
 #define WHOLE_TILES_W (!OPEN_SIZES && OUT_W % TILE_W == 0)

@@ -78,6 +78,13 @@ def disputed(graph: gs.Graph) -> frozenset[str]:
   return frozenset(found)
 
 
+def disputed_now(scope: Scope) -> frozenset[str]:
+  """`disputed` of the scope's graph as it is between edits; found once after each."""
+  if scope.disputed is None:
+    scope.disputed = disputed(scope.graph)
+  return scope.disputed
+
+
 def is_disputed(scope: Scope, tensor: gs.Tensor) -> bool:
   """Whether the tensor is such a value of the graph as it was when this was first asked of the scope."""
   if scope not in _KNOWN:
@@ -95,6 +102,8 @@ def _keeps_a_name(node: gs.Node) -> bool:
   before, after = node.inputs[0].shape, node.outputs[0].shape
   if before is None or after is None or len(before) != len(after):
     return False
+  if not any(isinstance(dim, str) and dim == kept for dim, kept in zip(before, after, strict=True)):
+    return False  # before constants are read
   starts, ends, axes, steps = (_integers(node, at) for at in (1, 2, 3, 4))
   axes = list(range(len(before))) if axes is None else axes
   unknown = [None] * len(axes)

@@ -46,6 +46,7 @@ class Scope:
     self._outputs = {id(tensor) for each in within for tensor in each.outputs}
     # What graph/lengths.py found since the last edit. It keeps tensors: another could have the id of one.
     self.lengths: dict[tuple[int, int], tuple[gs.Tensor, Any]] = {}
+    self.disputed: frozenset[str] | None = None  # since then, by graph/disputed.py
 
   # Nodes
 
@@ -174,8 +175,13 @@ class Scope:
 
   # Edits
 
-  def _before_edit(self) -> None:
+  def forget(self) -> None:
+    """Drops what was found: nodes or shapes are about to change, or have changed."""
     self.lengths.clear()
+    self.disputed = None
+
+  def _before_edit(self) -> None:
+    self.forget()
     self._names.read()
 
   def unique(self, name: str) -> str:

@@ -70,7 +70,7 @@ class RulePass:
           index += 1
           continue
         if isinstance(outcome, Applied):
-          scope.lengths.clear()  # the rule may have set shapes
+          scope.forget()  # the rule may have set shapes
           result = label(outcome.node) if outcome.node is not None else ""
           changes.append(Change(self.name, outcome.nodes, result))
           if len(changes) > most:

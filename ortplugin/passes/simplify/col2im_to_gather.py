@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ...graph import Scope
-from ...graph.disputed import disputed
+from ...graph.disputed import disputed_now
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..emit import emit, integers
 
@@ -31,7 +31,7 @@ def rewrite(dtypes: Sequence[str], scope: Scope, node: gs.Node) -> Outcome:
     return None
   x, y = node.inputs[0], node.outputs[0]
   image, block, shape = scope.constant(node.inputs[1]), scope.constant(node.inputs[2]), scope.shape(x)
-  if image is None or block is None or shape is None or len(shape) != 3 or x.name in disputed(scope.graph):
+  if image is None or block is None or shape is None or len(shape) != 3 or x.name in disputed_now(scope):
     return Missed(node, "the sizes of its image, its block or its input are not known")
   columns = _columns(node, [int(n) for n in image], [int(n) for n in block])
   taps, (channels, blocks) = prod(map(int, block)), shape[1:]

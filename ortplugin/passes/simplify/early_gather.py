@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from ...graph import DOMAIN, Scope, labelled
-from ...graph.disputed import disputed
+from ...graph.disputed import disputed_now
 from ...graph.pointwise import is_symmetric
 from ...ops.layer_norm.reference import axes_of
 from ...program import ProgramError, parse
@@ -86,7 +86,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
 def _region(scope: Scope, node: gs.Node, axis: int) -> _Region | None:
   """The largest with one end, constants aside, and a product or a norm in it."""
   x = node.inputs[0]
-  unsure = disputed(scope.graph)
+  unsure = disputed_now(scope)
   axes, ends = {id(x): axis}, {id(x): x}
   nodes: list[gs.Node] = []
   rowed: dict[int, list[int]] = {}

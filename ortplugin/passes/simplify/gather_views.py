@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from ...arrays import Array
 from ...graph import Scope, element_count
-from ...graph.disputed import disputed
+from ...graph.disputed import disputed_now
 from ..driver import Outcome, RulePass, replaced
 from ..emit import integers
 
@@ -23,7 +23,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   x, indices = node.inputs[0], scope.constant(node.inputs[1], INDICES)
   shape = scope.shape(x)
-  if indices is None or not shape or not element_count(shape) or x.name in disputed(scope.graph):
+  if indices is None or not shape or not element_count(shape) or x.name in disputed_now(scope):
     return None
   dims = [int(dim) for dim in shape or () if isinstance(dim, int)]
   if (made := _shape(scope, node, dims, indices)) is None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...graph import DOMAIN, Scope, equal, label, optional_input
-from ...graph.disputed import disputed
+from ...graph.disputed import disputed_now
 from ...program.dtypes import holds
 from ..driver import Applied, Outcome, RulePass
 from ..emit import integers
@@ -68,7 +68,7 @@ def _without_zero(scope: Scope, add: gs.Node) -> gs.Tensor | None:
   for zero, other in (add.inputs, reversed(add.inputs)):
     value = scope.constant(zero, 1)
     if value is not None and value.dtype.kind in "iu" and value.size == 1 and not value.any():
-      return other if other.name not in disputed(scope.graph) else None
+      return other if other.name not in disputed_now(scope) else None
   return None
 
 
@@ -126,7 +126,7 @@ def _cast(scope: Scope, node: gs.Node) -> bool:
 def _same_shape(scope: Scope, node: gs.Node) -> bool:
   """Where ONNX Runtime believes another shape of the input, the node tells it the right one, and stays."""
   x, y = node.inputs[0], node.outputs[0]
-  return equal(scope.shape(x), scope.shape(y)) and x.name not in disputed(scope.graph)
+  return equal(scope.shape(x), scope.shape(y)) and x.name not in disputed_now(scope)
 
 
 def _transpose(scope: Scope, node: gs.Node) -> bool:
@@ -140,7 +140,7 @@ def _transpose(scope: Scope, node: gs.Node) -> bool:
 def _pad(scope: Scope, node: gs.Node) -> bool:
   given = node.attrs.get("pads")
   pads = scope.constant(node.inputs[1]) if given is None and len(node.inputs) > 1 else given
-  return pads is not None and not np.any(pads) and node.inputs[0].name not in disputed(scope.graph)
+  return pads is not None and not np.any(pads) and node.inputs[0].name not in disputed_now(scope)
 
 
 def _slice(scope: Scope, node: gs.Node) -> bool:
@@ -153,13 +153,13 @@ def _slice(scope: Scope, node: gs.Node) -> bool:
   if steps is None or (steps <= 0).any():
     return False
   whole = starts is not None and ends is not None and not starts.any() and (ends >= END).all() and (steps == 1).all()
-  return _same_shape(scope, node) or (bool(whole) and node.inputs[0].name not in disputed(scope.graph))
+  return _same_shape(scope, node) or (bool(whole) and node.inputs[0].name not in disputed_now(scope))
 
 
 def _one_pixel(scope: Scope, node: gs.Node) -> bool:
   """As exporters write an adaptive pool to the size that is there."""
   unit = all(dim == 1 for name in ("kernel_shape", "strides") for dim in node.attrs.get(name, ()))
-  return unit and not any(node.attrs.get("pads", ())) and node.inputs[0].name not in disputed(scope.graph)
+  return unit and not any(node.attrs.get("pads", ())) and node.inputs[0].name not in disputed_now(scope)
 
 
 _TESTS = {

@@ -10,7 +10,7 @@ What is not constant never becomes it: ONNX Runtime captures no model in a CUDA 
 import onnx_graphsurgeon as gs
 
 from ...graph import Scope, element_count, equal, labelled
-from ...graph.disputed import disputed
+from ...graph.disputed import disputed_now
 from ..driver import Applied, Outcome, RulePass
 from ..emit import integers
 
@@ -19,7 +19,7 @@ ELEMENTS = 1 << 22  # of a constant that are looked at
 
 def decide(scope: Scope, node: gs.Node) -> Outcome:
   """Makes an Identity or an Expand of one node, in place."""
-  if (x := _decided(scope, node)) is None or x.name in disputed(scope.graph):
+  if (x := _decided(scope, node)) is None or x.name in disputed_now(scope):
     return None
   if scope.is_constant(x) and not all(scope.is_constant(each) for each in node.inputs):
     return None
