@@ -14,7 +14,7 @@ _ORDER = """
     late-expand repeated-constants inline-if common-subexpressions sum-to-add merge-depthwise fold-batch-norm fold-pad
     channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather masked-fill
     update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-lstm lstm-to-tf32
-    fuse-attention
+    scaled-queries fuse-attention
     attention-to-tf32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
     vector-conv-transpose turn-conv-transpose image-output paired-columns lone-split transpose-views attention-views
