@@ -98,6 +98,8 @@ def rewrite_first(scope: Scope, node: gs.Node) -> Outcome:
   reason = _is_of_more(norm, origin)
   if reason:
     pass
+  elif norm.parameters[0].dtype != norm.results[0].dtype:
+    reason = "the norm reads another dtype than the product"
   elif any(each is a for each in node.inputs[1:]):
     reason = f"the product has '{a.name}' as an operand, too"
   elif len(origin.outputs) > 1 or node.attrs.get("algorithm", "auto") != "auto":

@@ -169,7 +169,8 @@ def attention(g):
     root = g.constant(scale**0.5, x.dtype)
     scores = g.op("MatMul", g.op("Mul", q, root), g.op("Mul", keys, root))
   else:
-    scores = g.op("Div", g.op("MatMul", q, keys), g.constant(1 / scale, x.dtype))
+    of_heads = np.arange(1, 1 + heads).reshape(heads, 1, 1) if g.chance(0.3) else 1
+    scores = g.op("Div", g.op("MatMul", q, keys), g.constant(of_heads / scale, x.dtype))
   if g.chance(0.2):
     cap = g.constant(g.choice([1.0, 4.0]), x.dtype)
     scores = g.op("Mul", g.op("Tanh", g.op("Div", scores, cap)), cap)

@@ -1,7 +1,8 @@
+import numpy as np
 import onnx
 from matmul_helpers import assert_stays, weighted
-from onnx_models import all_attributes, nodes_of, op_types, parametrize
-from pass_helpers import run_pass, same_outputs
+from onnx_models import all_attributes, nodes_of, op_types, parametrize, parsed
+from pass_helpers import add_weights, run_pass, same_outputs
 
 from ortplugin.optimizer.pipeline import (
   FUSE_LAYER_NORM,
@@ -106,3 +107,17 @@ def test_a_norm_of_many_rows_goes_to_no_product():
 def test_stays(nodes, width, reason):
   before, _ = run_pass(graph(nodes, f"f[N,M,{width}] y", width), *BEFORE)
   assert_stays(before, MATMUL_NORM, reason)
+
+
+def test_a_norm_that_narrows_its_input_stays():
+  """The product's node has one dtype."""
+  norm = "(float x) => (float16 y) { s = Cast<to=float16>(x) y = RMSNormalization(s) }"
+  before = parsed(
+    f"""(float[1,8] x) => (float16[1,4] y) {{
+      n = ortplugin.FusedLayerNorm<program="{norm}">(x)
+      y = ortplugin.FusedMatMul<program="(float16 c) => (float16 c) {{}}">(n, w) }}""",
+    17,
+    domains=["ortplugin"],
+  )
+  add_weights(before, w=np.ones((8, 4), np.float16))
+  assert_stays(before, NORM_MATMUL, "another dtype")
