@@ -52,8 +52,7 @@ struct Contraction {
   // degrees.
   bool rotated_weights = false;
   // Kernels of our NHWC engines are given heights and widths in each launch: one kernel is for all of them then, and up
-  // to a sixth slower than one that is compiled for its size (H100, 2026-11-27: implicit_gemm 2%, split_k 8%, depthwise
-  // 13%).
+  // to a tenth slower than one that is compiled for its size (H100, 2026-11-27: split_k 3%, depthwise 10%).
   bool has_open_sizes = false;
 
   // Those of operands that have `dtype`, whose sums are made in float32, of double in double.
