@@ -284,7 +284,7 @@ void TestCuda() {
     {"double", "y = LeakyRelu(x)", {"double v1 = op_LeakyRelu(v0, 0x1.47ae14p-7)"}},
     {"float", "z = Gelu(x) y = Gelu<approximate=\"tanh\">(z)",
       {"float v1 = op_Gelu(v0, false)", "float v2 = op_Gelu(v1, true)"}},
-    // What float16 has a cheaper form of; a float that is cast to it is none.
+    // What 16 bits have a cheaper form of; a float that is cast to them is none.
     {"float16", "z = Gelu(x) y = Gelu<approximate=\"tanh\">(z)",
       {"float v1 = op_Gelu16(v0, false)", "float v2 = op_Gelu16(v1, true)"}},
     {"float16", "a = Sigmoid(x) b = Swish<alpha=2>(a) y = QuickGelu<alpha=1>(b)",
@@ -293,7 +293,10 @@ void TestCuda() {
     {"float16", "a = Div(x, 1.41421356) b = Erf(a) y = Add(b, 1)",
       {"float v2 = op_Div(v0, 0x1.6ap+0f)", "float v3 = op_Erf(v2)", "float v5 = op_OnePlusErf16(v0, 0x1.0007p+0f)"}},
     {"", "(bfloat16 x) => (float16 y) { z = Gelu(x) y = Cast<to=float16>(z) }",
-      {"float v1 = op_Gelu(v0, false)", "float v2 = op_CastFloat16(v1)"}},
+      {"float v1 = op_GeluB16(v0, false)", "float v2 = op_CastFloat16(v1)"}},
+    {"bfloat16", "a = Sigmoid(x) b = Swish<alpha=2>(a) c = QuickGelu<alpha=1>(b) d = Erf(c) y = Add(d, 1)",
+      {"float v1 = op_SigmoidB16(v0)", "float v2 = op_SwishB16(v1, 0x1p+1f)", "float v3 = op_QuickGeluB16(v2, 0x1p+0f)",
+        "float v4 = op_Erf(v3)", "float v6 = op_OnePlusErfB16(v3, 0x1.6a09e6p+0f)"}},
     {"",
       "(double x, bool c) => (bool f, bfloat16 g, float h, double i) { a = Cast<to=float16>(x) f = "
       "Cast<to=bool>(a) g "

@@ -916,7 +916,7 @@ bool IsIdentity(const Program& program) {
   return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
 }
 
-// Whether pointwise.cuh has a cheaper form of it that is precise enough for float16, and for values of TF32 products.
+// Whether pointwise.cuh has cheaper forms of it that are precise enough for 16 bits, and for values of TF32 products.
 static bool HasHalfForm(Op op) {
   return op == Op::kSigmoid || op == Op::kSwish || op == Op::kQuickGelu || op == Op::kGelu;
 }
@@ -972,15 +972,16 @@ std::string EmitCuda(
     if (IsCore(statement.op)) Fail("program: ", row.name, " is a core operator, EmitCuda writes pointwise ones only");
     const DType result = program.value(statement.result).dtype;
     const bool is_half = result == DType::kFloat16 || (is_of_tf32 && result == DType::kFloat);
+    const std::string half = is_half ? "16" : result == DType::kBFloat16 ? "B16" : "";  // the form's name ends so
     text += indent + "const " + RowOf(result).compute + " v" + std::to_string(statement.result) + " = ";
     // What stands between is emitted all the same; the compiler drops it where nothing else reads it.
-    if (const auto gate = is_half ? AsOnePlusErf(program, statements, statement) : std::nullopt) {
-      text +=
-        "op_OnePlusErf16(v" + std::to_string(gate->first) + ", " + CudaNumber(gate->second, DType::kFloat) + ");\n";
+    if (const auto gate = !half.empty() ? AsOnePlusErf(program, statements, statement) : std::nullopt) {
+      text += "op_OnePlusErf" + half + "(v" + std::to_string(gate->first) + ", " +
+        CudaNumber(gate->second, DType::kFloat) + ");\n";
       continue;
     }
     text += statement.op == Op::kCast ? RowOf(result).cast : std::string("op_") + row.name;
-    if (is_half && HasHalfForm(statement.op)) text += "16";
+    if (HasHalfForm(statement.op)) text += half;
     for (size_t i = 0; i < statement.operands.size(); ++i) {
       const Value& operand = program.value(statement.operands[i]);
       text += i == 0 ? "(" : ", ";
