@@ -63,7 +63,7 @@ SECOND_WORKERS = 2  # processes of a GPU in which rows are measured for the seco
 SAID = 300  # characters of what a process that died said last
 START_SECONDS = 120  # that a new process may take besides
 MOST_MEMORY = 7 << 30  # bytes of a worker after a row, with which it goes on
-OTHERS = ("error_torch", "error_ort", "error_tf32", "error_tf32_ort", "error_tf32_torch")
+OTHERS = ("error_torch", "error_ort", "error_tf32", "error_tf32_ort", "error_rounded")
 REASONS = ("why", "first", "uncaptured", "ort_uncaptured")
 LONGEST_REASON = 150  # characters of one in the table; what comes later differs by names and shapes
 
@@ -335,7 +335,7 @@ def line(row):
       ("torch", "error_torch"),
       ("ours TF32", "error_tf32"),
       ("ORT TF32", "error_tf32_ort"),
-      ("torch TF32", "error_tf32_torch"),
+      ("rounded", "error_rounded"),
     )
     if key in row
   )

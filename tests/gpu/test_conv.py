@@ -377,6 +377,16 @@ def test_factors_are_rounded_to_the_nearest(x, filters, strides, program):
 
 
 @parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("program", [SILU, SCALED], ids=["silu", "scaled"])
+def test_exact_float32_has_no_kernels_compiled_by_cudnn(program, layout):
+  """cuDNN 9.19 compiles ones without tensor cores, a hundred times slower than its ready-made ones."""
+  conv = Conv(program, "float", layout, (2, 64, 28, 28), 64)
+  found = algorithms(conv, conv.arrays())
+  assert any(each.startswith("split") for each in found)
+  assert not any(each.startswith("fused") for each in found)
+
+
+@parametrize("layout", ["NCHW", "NHWC"])
 @parametrize("name, dtype, given", BESIDE_CASES)
 @parametrize("kernel, filters", [((3, 3), 24), ((1, 1), 32)])
 def test_a_result_beside_another(kernel, filters, name, dtype, given, layout):

@@ -380,6 +380,13 @@ void TestFactorsThatMayBeCut() {
   CHECK(!may_cut(DType::kFloat, Direction::kDataGradient, "engine=7;k24=29"));
 }
 
+void TestEpiloguesWithoutTensorCores() {
+  CHECK(cudnn::IsSlowWithoutTensorCores(DType::kFloat, true));
+  CHECK(!cudnn::IsSlowWithoutTensorCores(DType::kFloat, false));  // bias, residual and Relu
+  CHECK(cudnn::IsSlowWithoutTensorCores(DType::kFloat16, false));
+  CHECK(!cudnn::IsSlowWithoutTensorCores(DType::kBFloat16, true));
+}
+
 void TestPrograms() {
   const auto mapped = [](const std::string& signature, const std::string& body) {
     const Program program = Program::Parse(signature + " {" + body + "}");
@@ -466,5 +473,6 @@ int main(int argc, char** argv) {
   TestPrograms();
   TestResultsThatMayBeLost();
   TestFactorsThatMayBeCut();
+  TestEpiloguesWithoutTensorCores();
   return Summary();
 }

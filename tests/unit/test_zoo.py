@@ -86,8 +86,8 @@ LIMIT = FACTOR * 1e-3 + FLOORS["fp16"]
     (SINGLE, "right"),
     (SINGLE | {"error": 1e-3}, "wrong"),
     (SINGLE | {"error_tf32": 1e-2}, "wrong"),
-    (SINGLE | {"error_tf32": 1e-2, "error_tf32_torch": 5e-3}, "right"),
-    (SINGLE | {"error_tf32": 1e-2, "error_tf32_torch": 4e-3}, "wrong"),
+    (SINGLE | {"error_tf32": 1e-2, "error_rounded": 5e-3}, "right"),
+    (SINGLE | {"error_tf32": 1e-2, "error_rounded": 4e-3}, "wrong"),
     ({"precision": "fp32", "error": 1e-6, "error_ort": 1e-6}, "right"),
     ({"precision": "fp32", "error_ort": 1e-6}, "not judged"),
     # The exporter wrote another network.

@@ -97,7 +97,7 @@ struct Notes {
       return "it rounds the operands of products and allow_tf32 is 0";
     // These pay in no case: a plan without the epilogue, and a kernel after it, is faster, up to a hundred times.
     if (has_epilogue && is_reference()) return "cuDNN's reference engine is slower than an epilogue apart";
-    if (has_epilogue && SizeOf(problem.dtype) == 2 && !Has(abi::kNoteTensorCore) && !is_compiled_here())
+    if (has_epilogue && !Has(abi::kNoteTensorCore) && IsSlowWithoutTensorCores(problem.dtype, is_compiled_here()))
       return "without tensor cores it is slower than an epilogue apart";
     return nullptr;
   }

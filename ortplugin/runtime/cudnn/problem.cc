@@ -179,6 +179,12 @@ bool MayLoseResult(const Problem& problem) {
     is_any([&](ValueId id) { return program.value(id).dtype != problem.dtype; });
 }
 
+bool IsSlowWithoutTensorCores(DType dtype, bool is_compiled_here) {
+  // cuDNN 9.19 on an H100, six layers and products without TF32: 0.3 to 0.7 TFLOP/s, where ready-made kernels have
+  // tens; of 128 channels, 3 x 3, 8 images of 56 x 56 it is 14 ms, and 12 s and 4 GB before the first run.
+  return dtype == DType::kFloat ? is_compiled_here : !is_compiled_here;
+}
+
 bool MayCutFactors(const Problem& problem, const PlanText& plan) {
   // Of 3 channels to 16 and 32, 3 x 3 of stride 2, with cuDNN 9.19 on an H100: engine 7 rounds without knob 24, and
   // with its values 21 and 22, but not with 26 and 29. No other engine that is proposed for eight such layers cuts.

@@ -55,6 +55,11 @@ std::optional<Problem> Rotated180(const Problem& gradient);
 // convolution's value, or a Cast of it, where not all have its dtype.
 bool MayLoseResult(const Problem& problem);
 
+// Whether a kernel without tensor cores is slower with an epilogue in it than the convolution alone and a kernel after
+// it: a ready-made one in 16 bits, and in fp32 one that cuDNN compiles for the epilogue (all but bias, residual and
+// Relu).
+bool IsSlowWithoutTensorCores(DType dtype, bool is_compiled_here);
+
 // Whether the plan cuts off what fp32 has beyond TF32, in place of rounding it to the nearest: every sum is smaller by
 // some 7e-4 then, and so is the next layer's.
 bool MayCutFactors(const Problem& problem, const PlanText& plan);
