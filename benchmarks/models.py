@@ -10,7 +10,8 @@ transformers are two groups, each with a record and a table of its own.
 
 Every contender computes the same network, with the same weights rounded to the dtype, on the same inputs. The ONNX
 model is PyTorch's export of the module in that dtype: by TorchScript for convolutional networks, by dynamo for
-transformers, and by the other where that fails, which the row says. In fp32, TF32 is allowed to all. Columns:
+transformers, and by the other where that fails, which the row says. In fp32, TF32 is allowed to all, in exact to none.
+Columns:
 
     default    ONNX Runtime as it comes: one synchronous Run with inputs and outputs on the GPU, by the host's clock
     nchw, nhwc ONNX Runtime with its CUDA graph, and with prefer_nhwc
@@ -68,7 +69,7 @@ HEADLINE = {
     "transformers": ("bert_base:8x128", "vit_b_16:8", "gpt2:1x256", "whisper_encoder:1", "llama_decode:1x1024"),
 }  # fmt: skip
 EXPORTERS = ("dynamo", "torchscript")
-DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "exact": "float32"}
 REPLAYS = 20
 ROUNDS = 15
 WAIT_CYCLES = 4_000_000  # two milliseconds, in which the host queues the replays
@@ -102,6 +103,11 @@ class Case:
   @property
   def network(self):
     return NETWORKS[self.name]
+
+  @property
+  def tf32(self):
+    """Whether sessions may round to TF32, as they may by default."""
+    return self.dtype != "exact"
 
   @property
   def group(self):
@@ -138,7 +144,7 @@ def with_own_cache(inputs, outputs, in_place):
   return {**inputs, **own}, list(own.values())
 
 
-def session_replay(model, inputs, like, stream, *, library, graph=True, nhwc=False, in_place=False):
+def session_replay(model, inputs, like, stream, *, library, graph=True, nhwc=False, tf32=True, in_place=False):
   """A function that runs the model on the stream without waiting for it, and the tensors that its outputs go to.
 
   `like`: tensors of the shapes of the outputs. `library`: the path of the libortplugin.so to register. `in_place`:
@@ -155,7 +161,7 @@ def session_replay(model, inputs, like, stream, *, library, graph=True, nhwc=Fal
     options.register_custom_ops_library(library)
   gpu = torch.cuda.current_device()
   provider = {"user_compute_stream": str(stream.ptr), "enable_cuda_graph": str(int(graph)),
-              "prefer_nhwc": str(int(nhwc)), "device_id": str(gpu)}  # fmt: skip
+              "prefer_nhwc": str(int(nhwc)), "use_tf32": str(int(tf32)), "device_id": str(gpu)}  # fmt: skip
   session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
   binding = session.io_binding()
   inputs, own = with_own_cache(inputs, len(like), in_place)
@@ -324,7 +330,7 @@ def contenders(case, subject, models, stream, *, compiled):
   original, in_place = subject.model.SerializeToString(), case.network.in_place
 
   def session(model, library=None, **given):
-    given["in_place"] = in_place
+    given |= {"in_place": in_place, "tf32": case.tf32}
     return lambda: session_replay(model, subject.inputs, subject.expected, stream, library=library, **given)
 
   makers = {"nchw": session(original), "nhwc": session(original, nhwc=True)}
@@ -374,7 +380,9 @@ def measure(case, *, compiled, tune, profile, against):
   times = {}
   with attempt("default"):
     original = subject.model.SerializeToString()
-    default, _ = session_replay(original, subject.inputs, subject.expected, stream, library=None, graph=False)
+    default, _ = session_replay(
+      original, subject.inputs, subject.expected, stream, library=None, graph=False, tf32=case.tf32
+    )
     times["default"] = host_microseconds(default, stream)
     del default
   times |= gpu_microseconds(replays, stream)
@@ -386,7 +394,9 @@ def measure(case, *, compiled, tune, profile, against):
   graphs = {}
   feeds, wanted = subject.on_host()
   for column, variant in variants.items():
-    graphs[column] = timing.replayed_outputs(variant.SerializeToString(), feeds, wanted, plugin=True)
+    graphs[column] = timing.replayed_outputs(
+      variant.SerializeToString(), feeds, wanted, plugin=True, provider_options={"use_tf32": str(int(case.tf32))}
+    )
     if problem := graphs[column].get("refused") or graphs[column]["wrong"]:
       failures[f"{column}, replayed"] = problem
       print(f"  {column}, replayed: {problem}", flush=True)

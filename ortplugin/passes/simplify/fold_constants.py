@@ -33,13 +33,13 @@ SHAPE_BYTES = 1 << 16  # inputs up to this size may be what the output's shape d
 
 _FOLDABLE = """
     Abs Add And Cast Ceil Concat ConstantOfShape Cos Div Equal Exp Expand Floor Gather GatherElements Greater
-    GreaterOrEqual Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceMax ReduceMin
-    ReduceProd ReduceSum Reshape Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt
+    GreaterOrEqual Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceL2 ReduceMax ReduceMean
+    ReduceMin ReduceProd ReduceSum Reshape Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt
     Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
 """
-# Of 16 bits alone, as DeBERTa projects its positions: ONNX Runtime computes these for each run, others once, as it
-# loads the model, whose file they would make larger.
-HALF_ALONE = ("MatMul", "LayerNormalization")
+# Of 16 bits alone, as DeBERTa projects its positions and NFNet standardises weights: ONNX Runtime computes these for
+# each run, others once, as it loads the model, whose file they would make larger.
+HALF_ALONE = ("MatMul", "LayerNormalization", "BatchNormalization")
 MULTIPLY_ADDS = 1 << 31  # of a product: some tenths of a second
 UPDATE_SLICE = f"{DOMAIN}::UpdateSlice"  # what a scatter has become before its data was known
 FOLDABLE = frozenset([*_FOLDABLE.split(), *HALF_ALONE, UPDATE_SLICE])
@@ -85,8 +85,10 @@ def _defined(op: str, node: gs.Node, arrays: list[Array]) -> bool:
   """Whether ONNX says what the result is, and NumPy gives the same."""
   if any(array.dtype.kind in "OSU" for array in arrays) or _differs(op, node, arrays):
     return False
+  if op == "BatchNormalization" and node.attrs.get("training_mode", 0):
+    return False
   if op in HALF_ALONE:
-    half = all(array.dtype.itemsize == 2 and array.dtype.kind not in "iu" for array in arrays)
+    half = all(_is_half(array) for array in arrays)
     products = arrays[0].size * (arrays[1].shape[-1] if op == "MatMul" and arrays[1].ndim > 1 else 1)
     return half and len(node.outputs) == 1 and products <= MULTIPLY_ADDS
   if op in ("Div", "Mod") and arrays[0].dtype.kind in "iu":  # rounding and zero differ between languages
@@ -113,13 +115,18 @@ def _differs(op: str, node: gs.Node, arrays: list[Array]) -> bool:
     return len(arrays) > 1 and arrays[1].size == 0
   if op in ("ReduceSum", "ReduceProd"):  # in half precision each rounds elsewhere; of no axes, 0 + -0 is 0
     none = len(arrays) < 2 or arrays[1].size == 0
-    half = arrays[0].dtype.itemsize == 2 and arrays[0].dtype.kind not in "iu"
-    return half or (none and bool(node.attrs.get("noop_with_empty_axes", 0)))
+    return _is_half(arrays[0]) or (none and bool(node.attrs.get("noop_with_empty_axes", 0)))
+  if op in ("ReduceL2", "ReduceMean"):  # integers are rounded in between, and there is no mean of nothing
+    return arrays[0].dtype.kind in "iu" or arrays[0].size == 0 or bool(node.attrs.get("noop_with_empty_axes", 0))
   if op == "ScatterElements" and node.attrs.get("reduction", "none") in ("max", "min"):
     return any(_has_nan(each) for each in arrays)
   if op == "Sign":
     return _has_nan(arrays[0])
   return op == "Mod" and arrays[0].dtype.kind not in "iub" and not node.attrs.get("fmod", 0)
+
+
+def _is_half(array: Array) -> bool:
+  return array.dtype.itemsize == 2 and array.dtype.kind not in "iu"
 
 
 def _distinct(data: Array, indices: Array) -> bool:
@@ -158,7 +165,10 @@ def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, Array]]) 
   tensors = [tensor for tensor in node.inputs if not tensor.is_empty()]
   replaced = sum(array.nbytes for (_, array), t in zip(given, tensors, strict=True) if len(t.outputs) == 1)
   made = [each for each in (attached(scope.graph, "constants") or {}).values() if attached(each, "imported") is None]
-  return size - replaced <= GROWTH_BYTES and sum(each.values.nbytes for each in made) + size <= TOTAL_BYTES
+  total = sum(each.values.nbytes for each in made) + size
+  # Of 16 bits what is as large as a constant may be on the way to what takes its place.
+  largest = max((array.nbytes for _, array in given if _is_half(array)), default=0)
+  return (size - replaced <= GROWTH_BYTES or size <= largest) and total <= TOTAL_BYTES
 
 
 def _size(scope: Scope, node: gs.Node, given: list[tuple[str, Array]]) -> int | None:
@@ -230,6 +240,26 @@ def _layer_normalization(node: gs.Node, x: Array, scale: Array, *bias: Array) ->
     return np.asarray(y + bias[0].astype(np.float32) if bias else y).astype(x.dtype)
 
 
+def _batch_normalization(node: gs.Node, x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
+  """In float32 up to the last rounding."""
+  columns = (each.astype(np.float32).reshape(-1, *[1] * (x.ndim - 2)) for each in (scale, bias, mean, variance))
+  gamma, beta, centre, spread = columns
+  with np.errstate(all="ignore"):
+    factor = gamma / np.sqrt(spread + np.float32(node.attrs.get("epsilon", 1e-5)))
+    return np.asarray((x.astype(np.float32) - centre) * factor + beta).astype(x.dtype)
+
+
+def _reduction(node: gs.Node, x: Array, *axes: Array) -> Array:
+  """Exact up to the last rounding."""
+  given = axes[0] if axes else node.attrs.get("axes", ())
+  over = tuple(int(axis) for axis in given) or None
+  wide, keep = x.astype(np.float64), bool(node.attrs.get("keepdims", 1))
+  with np.errstate(all="ignore"):
+    is_norm = node.op == "ReduceL2"
+    found = np.sqrt(np.square(wide).sum(over, keepdims=keep)) if is_norm else wide.mean(over, keepdims=keep)
+    return np.asarray(found).astype(x.dtype)
+
+
 def _update_slice(node: gs.Node, data: Array, updates: Array, starts: Array) -> Any:
   return update_slice(data, updates, starts, node.attrs["axes"], node.attrs.get("steps", ()))
 
@@ -238,7 +268,10 @@ _OWN: dict[str, Callable[..., Array]] = {
   "Unsqueeze": _unsqueeze,
   "GatherElements": _gather_elements,
   "LayerNormalization": _layer_normalization,
+  "BatchNormalization": _batch_normalization,
   "MatMul": _matmul,
+  "ReduceL2": _reduction,
+  "ReduceMean": _reduction,
   UPDATE_SLICE: _update_slice,
 }
 """What is not left to onnx's evaluator: from the node and its inputs the output."""

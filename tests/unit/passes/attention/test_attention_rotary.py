@@ -8,7 +8,14 @@ from attention_helpers import in_float  # noqa: F401, a fixture
 from onnx_models import add_weights, all_attributes, nodes_of, value_infos
 from pass_helpers import model, operators, parametrize, run_pass, run_same, stays
 
-from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
+from ortplugin.optimizer.pipeline import (
+  ATTENTION_ROTARY,
+  DEAD_NODES,
+  FUSE_ATTENTION,
+  FUSE_RMS_NORM,
+  MERGE_PRODUCTS,
+  NORM_EPILOGUE,
+)
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
@@ -189,6 +196,18 @@ def test_scales_and_products_go_along():
   node, attributes = node_of(optimized)
   assert (attributes["scale"], attributes["k_layout"]) == (0.5, b"b s (h:4/12 d)")
   assert len(set(node.input[:3])) == 1
+
+
+def test_a_norm_leaves_the_rotation_of_its_result():
+  """Gemma 3: the norms of Q and K are behind the Transposes, so that nothing is between them and x cos."""
+  norm = """{y}_q = Mul({x}, {x})  {y}_mean = ReduceMean({y}_q, last)  {y}_e = Add({y}_mean, epsilon)
+    {y}_root = Sqrt({y}_e)  {y}_d = Div({x}, {y}_root)  {y}_x = Mul({y}_d, gamma)  """
+  form = Form(norm + FULL.replace("{x}", "{y}_x"), tables(*FOUR, doubled="half"), before="epsilon = float {0.001}")
+  made = built(form)
+  add_weights(made, gamma=np.linspace(0.5, 1.5, 8, dtype=np.float32))
+  optimized, _ = run_same(made, FUSE_RMS_NORM, NORM_EPILOGUE, *PASSES)
+  assert [operators(optimized).count(name) for name in ("FusedLayerNorm", "FusedAttention", "Mul")] == [2, 1, 0]
+  assert len(node_of(optimized)[0].input) == 5
 
 
 def test_equal_tables_are_one_constant():

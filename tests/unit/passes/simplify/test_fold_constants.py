@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 from onnx import helper
 from onnx_models import add_weights, built, nodes_of
-from pass_helpers import model, operators, parametrize, run, run_pass, run_same, stays
+from pass_helpers import model, operators, parametrize, run, run_pass, run_same, same_outputs, stays
 
 from ortplugin.graph import import_model
 from ortplugin.model.annotate import annotate
@@ -220,7 +220,50 @@ def test_norms_of_constants_over_other_axes(axis):
   assert_folded(of_constants("LayerNormalization", 17, x, np.full(x.shape[axis:], 2, np.float16), axis=axis))
 
 
+@parametrize("dtype", [np.float32, np.float16, np.float64])
+@parametrize("axes", [None, [0], [-1, 0], [1, 2], [2, 0, 1]])
+@parametrize("op, opset", [("ReduceMean", 13), ("ReduceMean", 18), ("ReduceL2", 13), ("ReduceL2", 18)])
+def test_means_and_norms_of_constants(op, opset, axes, dtype, rng):
+  x = rng.standard_normal((3, 4, 50)).astype(dtype)
+  x[0, 0], x[1, 2, 3], x[2, 1, 7] = -0.0, np.nan, np.inf
+  given, attributes = ([x], {}) if axes is None else ([x, np.array(axes)], {}) if opset == 18 else ([x], {"axes": axes})
+  for keepdims in (0, 1):
+    original = of_constants(op, opset, *given, keepdims=keepdims, **attributes)
+    optimized, _ = run_pass(original, FOLD_CONSTANTS, into="Identity")
+    same_outputs(original, optimized)
+
+
+@parametrize("precision", ["float", "float16"])
+def test_weights_that_are_normalised(precision, rng):
+  """By their norm, as wav2vec 2.0's, and standardised by a BatchNormalization in 16 bits, as NFNet's: of any size."""
+  text = """(T[1,1] x) => (T[800,800] y) {
+    axis = Constant<value_ints=[1]>()  n = ReduceL2(v, axis)  q = Div(g, n)  w = Mul(v, q)
+    rows = {1,800,800}  u = Reshape(w, rows)
+    last = Constant<value_ints=[0,2]>()  mean = ReduceMean<keepdims=0>(u, last)
+    centre = ReduceMean<keepdims=1>(u, last)  d = Sub(u, centre)  s = Mul(d, d)
+    variance = ReduceMean<keepdims=0>(s, last)  b = BatchNormalization<epsilon=1e-6>(u, g1, g0, mean, variance)
+    columns = {800,800}  z = Reshape(b, columns)  y = Mul(z, x) }"""
+  made = model(text.replace("T[", f"{precision}["), 18)
+  dtype = np.float32 if precision == "float" else np.float16
+  arrays = {
+    "v": rng.standard_normal((800, 800)),
+    "g": rng.random((800, 1)) + 0.5,
+    "g1": np.ones(800),
+    "g0": np.zeros(800),
+  }
+  add_weights(made, **{name: array.astype(dtype) for name, array in arrays.items()})
+  optimized, _ = run_same(made, FOLD_CONSTANTS, DEAD_NODES)
+  kept = "Mul" if precision == "float16" else "Sub Mul ReduceMean BatchNormalization Reshape Mul"
+  assert sorted(operators(optimized)) == sorted(kept.split())
+  assert optimized.ByteSize() < 1.01 * made.ByteSize()
+
+
 UNTRUSTED = {
+  "a batch norm of single precision": of_constants(
+    "BatchNormalization", 15, np.ones((1, 2, 3), np.float32), *np.ones((4, 2), np.float32)
+  ),
+  "a mean of integers": of_constants("ReduceMean", 13, np.arange(4)),
+  "a mean of nothing": of_constants("ReduceMean", 18, MATRIX, noop_with_empty_axes=1),
   "a norm of single precision": of_constants("LayerNormalization", 17, MATRIX, np.ones(MATRIX.shape[1:], np.float32)),
   "a product of too many": of_constants(
     "MatMul", 17, np.zeros((1024, 1 << 13), np.float16), np.zeros((1 << 13, 512), np.float16)
@@ -233,6 +276,12 @@ UNTRUSTED = {
   "the sign of NaN": of_constants("Sign", 13, ODD.astype(np.float16)),
   "a remainder of floats without fmod": of_constants("Mod", 13, MATRIX, MATRIX),
 }
+
+
+def test_a_batch_norm_that_is_trained_stays():
+  weights = "<float16[1,2] c = {15360,16384}, float16[2] g = {15360,15360}>"
+  text = f"(float16[1,2] x) => (float16[1,2] y) {weights} {{ f = BatchNormalization<training_mode=1>(c, g, g, g, g)"
+  stays(model(text + "  y = Add(x, f) }", 15), FOLD_CONSTANTS)
 
 
 @parametrize("what", UNTRUSTED)
