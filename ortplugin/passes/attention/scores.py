@@ -1,7 +1,7 @@
 """The way back from the probabilities that multiply V to the product of Q and K, in any order that exporters write.
 
     p = [Where(IsNaN(p), 0, p)] [Cast] Softmax(s)
-    s = masks after masks, Add(s, mask) or Where(mask, s, -inf)
+    s = [Max(s, the lowest number)] of masks after masks, Add(s, mask) or Where(mask, s, -inf)
     s = [softcap * Tanh] of the scaled product of Q and K
 
 Views of the scores (Swin adds a mask to windows on an axis of their own) and Casts may stand anywhere between.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...graph import ONE, Length, Scope, dims, show
@@ -25,6 +26,8 @@ from .views import FAR, RESHAPES, Read, backward, scalar_operand
 # From here on down a number that is added to a score, or put in its place, leaves no weight beside a score that keeps
 # its value: exp(-9e3) is 0 in every dtype, also where scores differ by thousands. -1e4 is -9984 in bfloat16.
 LARGE_NEGATIVE = -9e3
+# In float16 half of it, which is what a lower number becomes there (precision/ranges.py).
+LOWEST_OF = {"float16": -32752.0, "bfloat16": -(2.0**128 - 2.0**120), "float": float(np.finfo(np.float32).min)}
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _score_dims(scope: Scope, tensor: gs.Tensor, steps: int) -> list[Length] | N
   if op in ("Mul", "Div"):
     scaled = scalar_operand(scope, node)
     return None if scaled is None else _score_dims(scope, scaled[0], steps - 1)
-  if op in ("Add", "Where"):
+  if op in ("Add", "Where", "Max"):
     operands = list(node.inputs[-2:]) if _nan_check(scope, node) is None else [node.inputs[2]]
     found = (_score_dims(scope, each, steps - 1) for each in operands)
     # A mask of more dimensions than the scores makes others of them.
@@ -186,6 +189,10 @@ def trace_scores(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) -> S
     return trace_scores(scope, node.inputs[0], axes, replace(chain, factor=1.0, softcap=chain.factor))
   if op in ("Add", "Where"):
     return _masked(scope, node, op, axes, chain)
+  if op == "Max":
+    if (above := _above_floor(scope, node)) is None:
+      return Missed(node, "it changes scores, or -inf that a mask may add")
+    return trace_scores(scope, above, axes, chain)
   if (read := _viewed(scope, tensor, axes)) is None:
     return Missed(node, "it stands between the product of queries and keys and the Softmax")
   return trace_scores(scope, *read, chain)
@@ -206,6 +213,34 @@ def _masked(scope: Scope, node: gs.Node, op: str, axes: Axes, chain: Chain) -> S
       return Missed(node, f"the mask of shape {shapes} may be larger than the scores")
     missed = missed or found
   return missed or Missed(node, "it neither adds a mask nor fills in a large negative number")
+
+
+def _above_floor(scope: Scope, node: gs.Node) -> gs.Tensor | None:
+  """What Max(Add(s, mask), floor) is of, as OPT and XGLM write it, where that changes no score.
+
+  The floor is the lowest finite number, and the mask is finite: a sum below it is one of a score that is masked anyway.
+  """
+  for scores, floor in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
+    number, added = scope.scalar(floor), scope.producer(scores, "Add")
+    lowest = LOWEST_OF.get(scope.dtype(scores) or "")
+    if number is None or lowest is None or not number <= lowest or added is None:
+      continue
+    if any(_is_finite(scope, each) for each in added.inputs):
+      return scores
+  return None
+
+
+def _is_finite(scope: Scope, tensor: gs.Tensor) -> bool:
+  """Whether it is surely made of finite constants."""
+  if scope.is_constant(tensor):
+    values = scope.constant(tensor)
+    return values is not None and bool(np.isfinite(values.astype(np.float64)).all())
+  node = scope.producer(tensor)
+  if node is None:
+    return False
+  if scope.op(node) == "Where":
+    return all(_is_finite(scope, each) for each in node.inputs[1:])
+  return scope.op(node) in (*RESHAPES, "Expand", "Slice", "Identity") and _is_finite(scope, node.inputs[0])
 
 
 def _operands(node: gs.Node, op: str) -> list[tuple[gs.Tensor, list[gs.Tensor], bool]]:

@@ -52,6 +52,14 @@ FORMS = {
     ),
     {**STANDARD, "scale": 0.0625, "mask_dtype": "bool", "masked_rows": "zero"},
   ),
+  "OPT: not below the lowest number, of a finite mask": (
+    graph(
+      f"{HEADS} {PRODUCTS} zero0 = float {{0}} low = float {{-3.4028234663852886e38}}  bias = Where(m, zero0, low) "
+      f"masked = Add(s, bias)  s2 = Max(masked, low)  p = Softmax<axis=-1>(s2)  a = MatMul(p, vh)  {JOIN}",
+      f"{QKV}, bool[2,1,5,5] m",
+    ),
+    {**STANDARD, "mask_dtype": "float"},
+  ),
   "TorchScript: divided, the mask first": (
     graph(
       f"{HEADS} {PRODUCTS}  c = float[1] {{4}}  sc = Div(s, c)  masked = Add(m, sc) "
@@ -333,6 +341,22 @@ NEAR_MISSES = {
   "an operator between": (
     graph(f"{HEADS} {PRODUCTS} r = Relu(s)  p = Softmax<axis=-1>(r)  a = MatMul(p, vh)  {JOIN}", QKV),
     "it stands between the product of queries and keys and the Softmax",
+  ),
+  "a floor under a mask that may be -inf": (
+    graph(
+      f"{HEADS} {PRODUCTS} low = float {{-3.4028234663852886e38}}  masked = Add(s, m)  r = Max(masked, low) "
+      f"p = Softmax<axis=-1>(r)  a = MatMul(p, vh)  {JOIN}",
+      f"{QKV}, float[5,5] m",
+    ),
+    "it changes scores, or -inf that a mask may add",
+  ),
+  "a floor above the lowest number": (
+    graph(
+      f"{HEADS} {PRODUCTS} zero = float {{0}} low = float {{-1e4}}  bias = Where(m, zero, low)  masked = Add(s, bias) "
+      f"r = Max(masked, low)  p = Softmax<axis=-1>(r)  a = MatMul(p, vh)  {JOIN}",
+      f"{QKV}, bool[5,5] m",
+    ),
+    "it changes scores, or -inf that a mask may add",
   ),
   "a head that is too large": (
     graph(PLAIN, "float[2,1,3,257] q, k, float[2,1,3,8] v", "float[2,1,3,8] y"),
