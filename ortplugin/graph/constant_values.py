@@ -6,6 +6,7 @@ where it has few operators in half precision: fold_constants.py computes some of
 ours.
 """
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..program import OPERATORS
@@ -15,6 +16,11 @@ from .shape_values import CARRY
 
 _OTHERS = "BatchNormalization Expand Gemm LayerNormalization MatMul ReduceL2 ReduceMean Tile"
 FOLDED = frozenset([*CARRY, *OPERATORS, *_OTHERS.split()])
+
+
+def is_half(dtype: np.dtype) -> bool:
+  """Whether it is float16 or bfloat16."""
+  return dtype.itemsize == 2 and dtype.kind not in "iu"
 
 
 def constant_values(graph: gs.Graph) -> frozenset[int]:
@@ -28,7 +34,7 @@ def constant_values(graph: gs.Graph) -> frozenset[int]:
         continue
       made = [tensor for tensor in node.outputs if not tensor.is_empty()]
       given = [tensor for tensor in node.inputs if not tensor.is_empty()]
-      half = any(t.dtype is None or (t.dtype.itemsize == 2 and t.dtype.kind not in "iu") for t in (*made, *given))
+      half = any(t.dtype is None or is_half(t.dtype) for t in (*made, *given))
       if not half and all(isinstance(tensor, gs.Constant) or id(tensor) in found for tensor in given):
         found.update(id(tensor) for tensor in made)
   return frozenset(found)

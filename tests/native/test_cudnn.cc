@@ -385,6 +385,8 @@ void TestEpiloguesWithoutTensorCores() {
   CHECK(!cudnn::IsSlowWithoutTensorCores(DType::kFloat, false));  // bias, residual and Relu
   CHECK(cudnn::IsSlowWithoutTensorCores(DType::kFloat16, false));
   CHECK(!cudnn::IsSlowWithoutTensorCores(DType::kBFloat16, true));
+  CHECK(!cudnn::IsSlowWithoutTensorCores(DType::kDouble, false));
+  CHECK(!cudnn::IsSlowWithoutTensorCores(DType::kDouble, true));
 }
 
 void TestPrograms() {

@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ...arrays import Array
 from ...graph import DOMAIN, Scope, Shape, attached, element_count, label, labelled
+from ...graph.constant_values import is_half
 from ...graph.convert import node_proto, type_of
 from ...graph.inference import infer_shapes
 from ...ops.scatter.reference import update_slice
@@ -85,10 +86,8 @@ def _defined(op: str, node: gs.Node, arrays: list[Array]) -> bool:
   """Whether ONNX says what the result is, and NumPy gives the same."""
   if any(array.dtype.kind in "OSU" for array in arrays) or _differs(op, node, arrays):
     return False
-  if op == "BatchNormalization" and node.attrs.get("training_mode", 0):
-    return False
   if op in HALF_ALONE:
-    half = all(_is_half(array) for array in arrays)
+    half = all(is_half(array.dtype) for array in arrays)
     products = arrays[0].size * (arrays[1].shape[-1] if op == "MatMul" and arrays[1].ndim > 1 else 1)
     return half and len(node.outputs) == 1 and products <= MULTIPLY_ADDS
   if op in ("Div", "Mod") and arrays[0].dtype.kind in "iu":  # rounding and zero differ between languages
@@ -115,18 +114,16 @@ def _differs(op: str, node: gs.Node, arrays: list[Array]) -> bool:
     return len(arrays) > 1 and arrays[1].size == 0
   if op in ("ReduceSum", "ReduceProd"):  # in half precision each rounds elsewhere; of no axes, 0 + -0 is 0
     none = len(arrays) < 2 or arrays[1].size == 0
-    return _is_half(arrays[0]) or (none and bool(node.attrs.get("noop_with_empty_axes", 0)))
+    return is_half(arrays[0].dtype) or (none and bool(node.attrs.get("noop_with_empty_axes", 0)))
   if op in ("ReduceL2", "ReduceMean"):  # integers are rounded in between, and there is no mean of nothing
     return arrays[0].dtype.kind in "iu" or arrays[0].size == 0 or bool(node.attrs.get("noop_with_empty_axes", 0))
+  if op == "BatchNormalization":
+    return bool(node.attrs.get("training_mode", 0))
   if op == "ScatterElements" and node.attrs.get("reduction", "none") in ("max", "min"):
     return any(_has_nan(each) for each in arrays)
   if op == "Sign":
     return _has_nan(arrays[0])
   return op == "Mod" and arrays[0].dtype.kind not in "iub" and not node.attrs.get("fmod", 0)
-
-
-def _is_half(array: Array) -> bool:
-  return array.dtype.itemsize == 2 and array.dtype.kind not in "iu"
 
 
 def _distinct(data: Array, indices: Array) -> bool:
@@ -167,7 +164,7 @@ def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, Array]]) 
   made = [each for each in (attached(scope.graph, "constants") or {}).values() if attached(each, "imported") is None]
   total = sum(each.values.nbytes for each in made) + size
   # Of 16 bits what is as large as a constant may be on the way to what takes its place.
-  largest = max((array.nbytes for _, array in given if _is_half(array)), default=0)
+  largest = max((array.nbytes for _, array in given if is_half(array.dtype)), default=0)
   return (size - replaced <= GROWTH_BYTES or size <= largest) and total <= TOTAL_BYTES
 
 
@@ -253,11 +250,11 @@ def _reduction(node: gs.Node, x: Array, *axes: Array) -> Array:
   """Exact up to the last rounding."""
   given = axes[0] if axes else node.attrs.get("axes", ())
   over = tuple(int(axis) for axis in given) or None
-  wide, keep = x.astype(np.float64), bool(node.attrs.get("keepdims", 1))
+  keep = bool(node.attrs.get("keepdims", 1))
   with np.errstate(all="ignore"):
-    is_norm = node.op == "ReduceL2"
-    found = np.sqrt(np.square(wide).sum(over, keepdims=keep)) if is_norm else wide.mean(over, keepdims=keep)
-    return np.asarray(found).astype(x.dtype)
+    if node.op == "ReduceL2":
+      return np.asarray(np.sqrt(np.square(x, dtype=np.float64).sum(over, keepdims=keep))).astype(x.dtype)
+    return np.asarray(x.mean(over, dtype=np.float64, keepdims=keep)).astype(x.dtype)
 
 
 def _update_slice(node: gs.Node, data: Array, updates: Array, starts: Array) -> Any:

@@ -182,7 +182,7 @@ bool MayLoseResult(const Problem& problem) {
 bool IsSlowWithoutTensorCores(DType dtype, bool is_compiled_here) {
   // cuDNN 9.19 on an H100, six layers and products without TF32: 0.3 to 0.7 TFLOP/s, where ready-made kernels have
   // tens; of 128 channels, 3 x 3, 8 images of 56 x 56 it is 14 ms, and 12 s and 4 GB before the first run.
-  return dtype == DType::kFloat ? is_compiled_here : !is_compiled_here;
+  return is_compiled_here ? dtype == DType::kFloat : SizeOf(dtype) == 2;
 }
 
 bool MayCutFactors(const Problem& problem, const PlanText& plan) {
