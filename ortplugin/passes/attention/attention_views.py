@@ -56,7 +56,7 @@ def _read(scope: Scope, node: gs.Node, index: int) -> list[gs.Node]:
 def _by_rows(read: Read, names: dict[str, list[Atom]], output: bool = False) -> Layout | None:
   """How the tensor lies, if by rows and if a layout says it."""
   found = layout_of(read.axes, [length(axis) for axis in read.axes], names, output)
-  return found if found is not None and _ends_with_columns(layouts.parse(found.text)) else None
+  return found if found is not None and _ends_with_columns(layouts.parse(found.text, is_output=output)) else None
 
 
 def _written(scope: Scope, node: gs.Node) -> tuple[gs.Node, list[gs.Node]]:

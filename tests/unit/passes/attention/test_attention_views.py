@@ -62,3 +62,10 @@ def test_an_axis_of_several_is_left():
   """As HaloNet's windows, whose batch and columns are one axis of Y, which tells neither length."""
   nodes = f"""a = {NODE}, y_layout = "(h d b) s"> (x, x, x)  y = Transpose<1,0>(a)"""
   run_pass(written(nodes, "float[2,2,5,4] x", "float[5,16] y"), ATTENTION_VIEWS, changes=0)
+
+
+def test_a_view_that_joins_batch_and_rows():
+  """Its layout is one that an output alone may have."""
+  nodes = f"""a = {NODE}, q_layout = "b s (h d)", k_layout = "b s (h d)", v_layout = "b s (h d)",
+    y_layout = "b s (h d)"> (x, x, x)  y = Flatten<axis=2>(a)"""
+  run_pass(written(nodes, "float[2,3,4] x", "float[6,4] y"), ATTENTION_VIEWS, changes=0)
