@@ -31,7 +31,6 @@ enum AttributeType : int {
   kTypePointwiseMode = 14,
   kTypeDescriptor = 15,
   kTypeBehaviorNote = 19,
-  kTypeChar = 24,
 };
 
 enum DescriptorType : int {
@@ -49,7 +48,6 @@ enum DescriptorType : int {
   kOperationGraph = 15,
   kVariantPack = 16,
   kTensor = 17,
-  kDeviceProperties = 38,  // since 9.8
 };
 
 enum Attribute : int {
@@ -72,13 +70,11 @@ enum Attribute : int {
   kHeuristicMode = 200,
   kHeuristicGraph = 201,
   kHeuristicResults = 202,
-  kHeuristicDeviceProperties = 204,
   kConfigurationEngine = 300,
   kConfigurationKnobChoices = 302,
   kPlanHandle = 400,
   kPlanConfiguration = 401,
   kPlanWorkspaceSize = 402,
-  kPlanDeviceProperties = 407,
   kKnobChoiceType = 600,
   kKnobChoiceValue = 601,
   // The three convolutions have each alpha, beta, the descriptor and three tensors in an order of their own.
@@ -121,8 +117,6 @@ enum Attribute : int {
   kEngineIndex = 1301,
   kEngineNumericalNotes = 1303,
   kEngineBehaviorNotes = 1305,
-  kEngineDeviceProperties = 1307,
-  kDevicePropertiesText = 2702,
 };
 
 enum class PointwiseMode : int {

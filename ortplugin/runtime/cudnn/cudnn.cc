@@ -243,14 +243,4 @@ std::vector<PlanText> ListPlans(
   return Alternate(proposed);
 }
 
-Found FindPlanFor(const DeviceFacts& device, const std::string& device_properties, const Problem& problem,
-  size_t workspace_limit, const PlanText* text) {
-  Check(problem);
-  Descriptor properties(abi::kDeviceProperties);
-  properties.Set(
-    abi::kDevicePropertiesText, abi::kTypeChar, int64_t(device_properties.size() + 1), device_properties.c_str());
-  properties.Finalize("the device's properties");
-  return Search(Target{device, nullptr, &properties}, problem, workspace_limit, text);
-}
-
 }  // namespace ortplugin::cudnn

@@ -124,11 +124,6 @@ Found FindPlan(
 // for the FindPlan that follows.
 void Prepare(const DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);
 
-// The same for a GPU that is not there, described for us and, in the JSON of cuDNN's device properties (since cuDNN
-// 9.8), for cuDNN. The plan is built anew and can't run.
-Found FindPlanFor(const DeviceFacts& device, const std::string& device_properties, const Problem& problem,
-  size_t workspace_limit, const PlanText* text = nullptr);
-
 // At most `most` of the plans that cuDNN's heuristics propose, in the order in which FindPlan tries them: those that
 // can be built, and are, and that give the same bits in every run. Without an epilogue in fp16 and bf16 also at most
 // `most` with an identity, in turn with the others; for a data gradient of stride 1 these include tiles proposed for

@@ -115,7 +115,6 @@ std::vector<Candidate> Propose(const Graph& graph, const Target& target, abi::He
     Descriptor heuristic(abi::kHeuristic);
     heuristic.SetDescriptor(abi::kHeuristicGraph, graph.descriptor());
     heuristic.SetEnum(abi::kHeuristicMode, abi::kTypeHeuristicMode, mode);
-    if (target.properties != nullptr) heuristic.SetDescriptor(abi::kHeuristicDeviceProperties, *target.properties);
     heuristic.Finalize("a heuristic");
     const int64_t count = heuristic.Get(abi::kHeuristicResults, abi::kTypeDescriptor, 0, nullptr);
     std::deque<Descriptor> configurations;
@@ -157,10 +156,9 @@ class GraphPlan : public Plan {
  public:
   // Throws Refused or Error where cuDNN can't build it.
   GraphPlan(std::shared_ptr<const Graph> graph, const Target& target, PlanText text)
-    : graph_(std::move(graph)), device_(target.handle != nullptr ? &target.device : nullptr), text_(std::move(text)) {
+    : graph_(std::move(graph)), device_(target.device), text_(std::move(text)) {
     engine_.SetDescriptor(abi::kEngineGraph, graph_->descriptor());
     engine_.SetInt64(abi::kEngineIndex, text_.engine);
-    if (target.properties != nullptr) engine_.SetDescriptor(abi::kEngineDeviceProperties, *target.properties);
     engine_.Finalize("the engine");
     const Notes notes(engine_);
     if (const char* objection = notes.Objection(text_, graph_->problem(), graph_->HasEpilogue()))
@@ -178,8 +176,7 @@ class GraphPlan : public Plan {
     configuration_.SetDescriptor(abi::kConfigurationEngine, engine_);
     if (!raw.empty()) configuration_.SetDescriptors(abi::kConfigurationKnobChoices, raw);
     configuration_.Finalize("the engine's knobs");
-    if (target.handle != nullptr) plan_.SetHandle(abi::kPlanHandle, target.handle);
-    if (target.properties != nullptr) plan_.SetDescriptor(abi::kPlanDeviceProperties, *target.properties);
+    plan_.SetHandle(abi::kPlanHandle, target.handle);
     plan_.SetDescriptor(abi::kPlanConfiguration, configuration_);
     plan_.Finalize("the plan");
     int64_t bytes = 0;
@@ -195,19 +192,18 @@ class GraphPlan : public Plan {
 
   void Run(cuda::Stream stream, const Arguments& arguments) const override {
     const Problem& problem = graph_->problem();
-    if (device_ == nullptr) Fail("a plan that was made without a GPU can't run: ", problem.ToString());
     try {
       const std::vector<const void*> addresses = graph_->Addresses(arguments);
       CheckAlignment(arguments);
-      const cuda::ContextScope scope(*device_);
-      if (!is_captured_.load(std::memory_order_relaxed) && cuda::IsCapturing(*device_, stream)) is_captured_ = true;
-      const HandleLoan handle(*device_, stream);
+      const cuda::ContextScope scope(device_);
+      if (!is_captured_.load(std::memory_order_relaxed) && cuda::IsCapturing(device_, stream)) is_captured_ = true;
+      const HandleLoan handle(device_, stream);
       Descriptor pack(abi::kVariantPack);
       pack.SetInt64s(abi::kVariantPackUniqueIds, graph_->ids());
       pack.Set(abi::kVariantPackPointers, abi::kTypePointer, int64_t(addresses.size()), addresses.data());
       pack.Set(abi::kVariantPackWorkspace, abi::kTypePointer, 1, &arguments.workspace);
       pack.Finalize("the addresses");
-      cuda::LaunchForeign(*device_, stream, [&] {
+      cuda::LaunchForeign(device_, stream, [&] {
         CheckStatus(Library().cudnnBackendExecute(handle.get(), plan_.raw(), pack.raw()), "cudnnBackendExecute");
       });
     } catch (const std::runtime_error& error) {
@@ -228,7 +224,7 @@ class GraphPlan : public Plan {
   }
 
   std::shared_ptr<const Graph> graph_;
-  const DeviceFacts* device_;  // null: only described
+  const DeviceFacts& device_;
   PlanText text_;
   Descriptor engine_{abi::kEngine};
   std::deque<Descriptor> choices_;

@@ -9,11 +9,10 @@
 
 namespace ortplugin::cudnn {
 
-// What plans are made for: a device, which lives as long as the process, or one that is described only.
+// What plans are made for: a device, which lives as long as the process.
 struct Target {
   const DeviceFacts& device;
-  abi::Handle handle = nullptr;  // of the device
-  const Descriptor* properties = nullptr;  // of one that is described
+  abi::Handle handle;
 };
 
 // The proposals of cuDNN's heuristics in the order in which they are tried: calls `visit` until it returns true.
