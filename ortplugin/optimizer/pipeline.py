@@ -14,6 +14,7 @@ from ..passes.attention.attention_views import ATTENTION_VIEWS
 from ..passes.attention.fuse_attention import ATTENTION_TO_TF32, FUSE_ATTENTION
 from ..passes.attention.merge_products import MERGE_PRODUCTS
 from ..passes.attention.rotated_rows import ROTATED_ROWS
+from ..passes.attention.scaled_masks import SCALED_MASKS
 from ..passes.attention.scaled_queries import SCALED_QUERIES
 from ..passes.base import Pass, PassResult
 from ..passes.conv.allow_tf32 import ALLOW_TF32, FORBID_TF32
@@ -184,6 +185,7 @@ TABLE: tuple[Step, ...] = (
   Step(FUSE_LSTM, QUIET_ROUND | GPU, "once initial states and the shapes of views are constant"),
   Step(LSTM_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
   Step(SCALED_QUERIES, EVERY_ROUND, "before attention, which has one factor for all heads"),
+  Step(SCALED_MASKS, QUIET_ROUND, "once masks are constant; before attention, which scales before it masks"),
   Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
   Step(ATTENTION_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
   Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),

@@ -1,5 +1,6 @@
-"""Our engine for split-K convolutions: equal to the reference for tiles, clusters and parts of every form and all
-kinds of programs; infinite elements reach no result that they don't belong to."""
+"""Our engines for split-K convolutions, and for float32 without tensor cores ("exact"): equal to the reference for
+tiles, clusters and parts of every form and all kinds of programs; infinite elements reach no result that they don't
+belong to."""
 
 from dataclasses import replace
 
@@ -42,38 +43,50 @@ CASES = [
 ]
 
 
+# And for "exact" filters that no vector of four has, and rows that fill no tile of any width.
+EXACT = [
+  ((3, 36, 9, 7), 33, (3, 3), SAME),
+  ((130, 100, 1, 1), 30, (1, 1), {}),
+  ((1024, 768, 1, 1), 768, (1, 1), {}),
+  ((12800, 64, 1, 1), 1000, (1, 1), {}),
+]
+COUNTS = {"float16": len(CASES), "bfloat16": len(CASES), "float": len(CASES), "exact": len(CASES) + len(EXACT)}
+
+
 def case(number, program, dtype="float16"):
-  x, filters, kernel, attributes = CASES[number]
+  x, filters, kernel, attributes = [*CASES, *EXACT][number]
   tf32 = {"allow_tf32": 1} if dtype == "float" else {}
+  dtype = "float" if dtype == "exact" else dtype
   return own(Conv(program, dtype, "NHWC", x, filters, kernel, attributes={**attributes, **tf32}))
 
 
-@parametrize("dtype", ["float16", "bfloat16", "float"])
-@parametrize("number", range(len(CASES)))
+@parametrize("dtype, number", [(dtype, number) for dtype, count in COUNTS.items() for number in range(count)])
 def test_equals_the_reference(capfd, number, dtype):
   programs = (BARE, RELU, SCALED, SEVERAL, WIDENED, SPLIT)
-  x, filters, kernel, _ = CASES[number]
+  x, filters, kernel, _ = [*CASES, *EXACT][number]
   large = np.prod(x) * filters * np.prod(kernel) > 1 << 28
   for turn, program in enumerate(programs[number % 2 :: 3] if large else programs):
     replace(case(number, program, dtype), constant=turn % 2 == 0).run()
   assert NOT_TAKEN not in capfd.readouterr().err
 
 
+@parametrize("dtype", ["float16", "exact"])
 @parametrize("value", [np.inf, -np.inf, np.nan])
-def test_infinite_elements_stay_where_they_are(value):
+def test_infinite_elements_stay_where_they_are(value, dtype):
   for number in (1, 7, 8):
-    check_infinite_everywhere(replace(case(number, BARE), constant=False), value)
+    check_infinite_everywhere(replace(case(number, BARE, dtype), constant=False), value)
 
 
-@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("dtype", ["float16", "bfloat16", "exact"])
 @parametrize("number", [1, 7, 8])
 def test_maxima_of_nan(number, dtype):
   check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
+@parametrize("dtype", ["float16", "exact"])
 @parametrize("number", [1, 7])
-def test_tensors_may_start_anywhere(number):
-  check_offsets(replace(case(number, BARE), constant=False))
+def test_tensors_may_start_anywhere(number, dtype):
+  check_offsets(replace(case(number, BARE, dtype), constant=False))
 
 
 def test_it_is_taken_where_it_is_fast():
@@ -87,6 +100,7 @@ def test_it_is_taken_where_it_is_fast():
   assert "own" in algorithms(many, many.arrays())
 
 
-def test_runs_are_bit_identical():
+@parametrize("dtype", ["float16", "exact"])
+def test_runs_are_bit_identical(dtype):
   for number in (2, 5, 7):
-    check_same_bits(case(number, RELU))
+    check_same_bits(case(number, RELU, dtype))

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import onnxruntime
-from matmul_cases import BIAS_RELU, check, made
+from matmul_cases import BIAS_RELU, NORMS, check, made
 from onnx.helper import make_node
 from onnx_models import parametrize, parsed, raises
 
@@ -171,6 +171,12 @@ def test_products_in_float_are_standard_alone_without_convolutions():
   model.graph.node.append(half.node())
   for each in (half.model(), model.SerializeToString()):
     assert standard_on_cpu(each) is None
+
+
+@parametrize("case", NORMS[::5])
+def test_a_product_with_a_norm_is_two_operators(case):
+  found = ortplugin.run(ortplugin.session(case.model(), providers=["cpu"]), case.feeds())
+  case.check(found.values())
 
 
 def test_no_standard_form_at_its_opset():

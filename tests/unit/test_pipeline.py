@@ -14,7 +14,7 @@ _ORDER = """
     late-expand repeated-constants inline-if common-subexpressions sum-to-add merge-depthwise fold-batch-norm fold-pad
     channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather masked-fill
     update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-lstm lstm-to-tf32
-    scaled-queries fuse-attention
+    scaled-queries scaled-masks fuse-attention
     attention-to-tf32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
     vector-conv-transpose turn-conv-transpose image-output paired-columns lone-split transpose-views attention-views
@@ -34,8 +34,8 @@ _BEFORE_PRECISION = """
 """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
-    fuse-lstm lstm-to-tf32 fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output
-    paired-columns
+    fuse-lstm lstm-to-tf32 scaled-masks fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize
+    image-output paired-columns
     lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad row-order outer-product
     matmul-to-fused
     matmul-to-tf32 permuted-weights

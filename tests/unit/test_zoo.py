@@ -1,7 +1,5 @@
-"""The sweep over networks: its list, its order, its judgement, its processes and its table. None of it needs a GPU."""
+"""What the sweep over networks says of a row."""
 
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -10,52 +8,12 @@ import onnx
 import onnx.checker
 import onnx.parser
 import onnx.printer
-from onnx_models import one_in, parametrize, parsed
+from onnx_models import parametrize, parsed
 
 # Appended: `benchmarks` has a module of the name of a package of ours.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import timing
-import zoo
-import zoo_networks
-from zoo_row import FACTOR, FLOORS, Job, Setting, in_float32, judge, make_session
-
-ENVIRONMENT = {"gpu": "one", "driver": "1", "onnxruntime": "1", "torch": "1", "commit": "a" * 40, "date": "today"}
-
-# ---- the list
-
-
-def test_every_line_of_the_tables_is_a_case_of_its_own():
-  listed = (zoo_networks.TORCHVISION + zoo_networks.TIMM).split()
-  assert len(zoo_networks.CASES) == len(listed) + 2 * len(zoo_networks.TRANSFORMERS)
-
-
-@parametrize(
-  "kind, text, name, shape",
-  [
-    ("small", "resnet18", "resnet18@96*4", (4, 3, 96, 96)),
-    ("usual", "resnet50", "resnet50@224", (8, 3, 224, 224)),
-    ("usual", "fcn_resnet50*4", "fcn_resnet50@224", (4, 3, 224, 224)),
-    ("small", "vit_b_32!", "vit_b_32@96*4", (4, 3, 96, 96)),
-    ("small", "r3d_18@56*2", "r3d_18@56*2", (2, 3, 8, 56, 56)),
-  ],
-)
-def test_what_a_name_of_the_tables_says(kind, text, name, shape):
-  case = zoo_networks.image_case("torchvision", kind, text)
-  assert case.name == name
-  assert [each.shape for each in case.inputs] == [shape]
-  assert case.build.args == (name.split("@")[0], 96 if "!" in text else 0)
-
-
-def test_a_sweep_sees_every_network_once_before_one_twice():
-  every = zoo.jobs()
-  count = len(zoo_networks.CASES)
-  assert len(set(every)) == len(every) == 4 * count
-  for start in range(0, len(every), count):
-    assert {job.case for job in every[start : start + count]} == set(zoo_networks.CASES)
-
-
-# ---- judgement
+from zoo_row import FACTOR, FLOORS, Setting, in_float32, judge, make_session
 
 HALF = {"precision": "fp16", "error": 1e-3, "error_torch": 1e-3, "error_ort": 1e-3, "differed": 0}
 SINGLE = {"precision": "fp32", "error": 1e-6, "error_ort": 1e-6, "error_tf32": 1e-3, "error_tf32_ort": 1e-3}
@@ -124,67 +82,3 @@ def test_the_exported_model_in_float32():
   feeds = {"x": np.float32([1, 2]), "c": np.array(False)}
   session = make_session(wide.SerializeToString(), Setting("cpu"), plugin=False)
   np.testing.assert_array_equal(session.run(None, feeds)[0], np.float32([1.25, 0]))
-
-
-# ---- processes
-
-
-def _pretend(job, setting, tell):
-  """Measures nothing: what happens is in the name of the case."""
-  if job.case == "right":
-    tell({"stage": "times", "failing": ""})
-    tell({"error": 0.5, "process": os.getpid()})
-    tell({"verdict": "right"})
-  elif job.case == "dies":
-    tell({"stage": "optimized", "failing": "fails"})
-    print("some last words", flush=True)
-    os.kill(os.getpid(), signal.SIGSEGV)
-  else:
-    tell({"error_torch": 1e-3, "error_ort": 1e-3, "error": 0.5})
-    tell({"stage": "times", "failing": ""})
-    os._exit(3)
-
-
-def _swept(*cases, **given):
-  todo = [Job(case, "fp16", "dynamo") for case in cases]
-  given = {"workers": 2, "limit": 20, "seconds": 300} | given
-  rows = zoo.sweep(todo, Setting("cpu"), function=_pretend, **given)
-  return {row["case"]: row for row in rows}
-
-
-@one_in(0)
-def test_a_process_that_dies_is_a_row_and_the_others_go_on():
-  rows = _swept("dies", "right", "dies late", workers=1)
-  assert rows["right"]["verdict"] == "right"
-  assert not {"stage", "failing"} & rows["right"].keys()
-  assert rows["dies"]["verdict"] == "fails"
-  assert rows["dies"]["why"] == "died in 'optimized': SIGSEGV; some last words"
-  # What it had found is judged.
-  assert rows["dies late"]["verdict"] == "wrong"
-  assert rows["dies late"]["why"].endswith("died in 'times': exit code 3")
-
-
-# ---- record and table
-
-
-def _row(case, precision="fp16", exporter="dynamo", **values):
-  errors = {"error_torch": 1e-3} if precision == "fp16" else {}
-  row = {"case": case, "precision": precision, "exporter": exporter, **errors, "error_ort": 1e-3, "error": 1.5e-3,
-         "before": 49, "after": 24, "differed": 0, "us": 100.0, "us_ort": 250.0}  # fmt: skip
-  return row | values
-
-
-SMALL, USUAL, THIRD = list(zoo_networks.CASES)[:3]
-
-
-def test_parts_merge_and_say_their_commits(tmp_path):
-  first = {"environment": ENVIRONMENT, "rows": [_row(SMALL), _row(USUAL)]}
-  second = {"environment": ENVIRONMENT | {"commit": "b" * 40}, "rows": [_row(USUAL, us=90.0), _row(THIRD)]}
-  paths = [timing.write("zoo", record, tmp_path / name) for name, record in (("a", first), ("b", second))]
-  merged = zoo.merge(paths)
-  assert [(row["case"], row["us"], row.get("commit", "")[:1]) for row in merged["rows"]] == [
-    (SMALL, 100.0, "a"),
-    (USUAL, 90.0, ""),
-    (THIRD, 100.0, ""),
-  ]
-  assert "; 1 rows at commit aaaaaaaaaaaa" in zoo.table(merged)

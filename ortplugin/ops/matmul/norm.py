@@ -96,7 +96,8 @@ def is_first(node: onnx.NodeProto) -> bool:
 
 
 def _norm_node(node: onnx.NodeProto, program: str, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.NodeProto:
-  return helper.make_node(layer_norm.NAME, inputs, outputs, node.name, domain=DOMAIN, program=program)
+  name = f"{node.name}/norm" if node.name else ""  # ONNX Runtime takes no two nodes of one name
+  return helper.make_node(layer_norm.NAME, inputs, outputs, name, domain=DOMAIN, program=program)
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:

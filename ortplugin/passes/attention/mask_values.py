@@ -8,6 +8,7 @@ filled in, or Where(mask, 0, -65504) in float16, become Where(mask, 0, LOWEST) i
 """
 
 import numpy as np
+import onnx_graphsurgeon as gs
 
 from ...arrays import Array
 from ...graph import Scope
@@ -25,6 +26,11 @@ def without_repeats(values: Array) -> Array:
     if first is not values and (values == first).all():
       values = first
   return values
+
+
+def hiding(scope: Scope, mask: gs.Tensor, alone: bool) -> float:
+  """The highest number that, added by this mask, hides any score; a finite one does so where no other is added."""
+  return {"float16": ABSORBING}.get(scope.dtype(mask) or "", LOWEST / 100) if alone else -np.inf
 
 
 def filled_in(number: float) -> float:

@@ -9,7 +9,7 @@ from ...arrays import Array
 from ...graph import ONE, Length, Scope, dims
 from ...graph.lengths import product
 from .axes import Atom, flat
-from .mask_values import ABSORBING, ELEMENTS, LOWEST, causal_window, filled_in, mask_values, selection, without_repeats
+from .mask_values import ELEMENTS, causal_window, filled_in, hiding, mask_values, selection, without_repeats
 from .masked_rows import deciding
 from .scores import Mask
 
@@ -48,7 +48,7 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
   finite = next((mask for mask in filled if mask.filling != -np.inf), None)
   if len(filled) > 1 and finite is not None:
     return f"'{finite.tensor.name}' fills in {finite.filling}, and another mask fills in as well"
-  reason = "" if finite is None else deciding(scope, masks[: masks.index(finite)], finite)
+  reason = "" if finite is None else deciding(scope, masks, finite)
   if reason:
     return reason
   read = [_selecting(scope, mask, alone=len(masks) == 1) for mask in reversed(masks)]
@@ -131,7 +131,7 @@ def _selecting(scope: Scope, mask: Mask, alone: bool) -> Mask:
   condition = scope.constant(node.inputs[0], ELEMENTS)
   if condition is not None and (condition.all() or not condition.any()):
     return _selecting(scope, Mask(node.inputs[1 if condition.all() else 2], mask.axes), alone)
-  hides = {"float16": ABSORBING}.get(scope.dtype(mask.tensor) or "", LOWEST / 100) if alone else -np.inf
+  hides = hiding(scope, mask.tensor, alone)
   for index, kept in ((2, True), (1, False)):
     filling = scope.scalar(node.inputs[index])
     if filling is not None and filling <= hides and scope.scalar(node.inputs[3 - index]) == 0:

@@ -28,7 +28,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   op = scope.op(node)
   for scores, factor in (node.inputs, node.inputs[::-1])[: {"Mul": 2, "Div": 1}.get(op, 0)]:
     product, values = scope.producer(scores, "MatMul"), scope.constant(factor, FACTORS)
-    if product is None or values is None or not values.size or not _before_softmax(scope, node):
+    if product is None or values is None or not values.size or before_softmax(scope, node) is None:
       continue
     if (values == values.flat[0]).all():
       return None  # one for all
@@ -56,15 +56,18 @@ def _is_of_rows(values: Array, given: tuple[object, ...], made: tuple[object, ..
   return dims[-1] == 1 and len(dims) <= min(len(given), len(made)) and all(n == 1 or n == a == b for n, a, b in pairs)
 
 
-def _before_softmax(scope: Scope, node: gs.Node) -> bool:
-  for _ in range(FAR):
-    readers = scope.consumers(node.outputs[0])
-    if len(readers) != 1:
-      return False
+def before_softmax(scope: Scope, node: gs.Node) -> list[str] | None:
+  """The operators between it and the Softmax that alone needs its result; None without one."""
+  found: list[str] = []
+  while len(found) < FAR:
+    result, readers = node.outputs[0], scope.consumers(node.outputs[0])
+    if len(readers) != 1 or scope.used_beyond(result, readers):
+      return None
     node = readers[0]
     if (op := scope.op(node)) not in BETWEEN:
-      return op == "Softmax"
-  return False
+      return found if op == "Softmax" else None
+    found.append(op)
+  return None
 
 
 SCALED_QUERIES = RulePass("scaled-queries", "a factor of each head multiplies queries in place of scores", rewrite)

@@ -9,6 +9,7 @@ FOLDABLE, compare the two in every opset, with every attribute, negative and uno
 `_defined` leaves out where they differ, and a value whose shape contradicts shape inference is not taken.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,13 +22,13 @@ from onnx.reference import ReferenceEvaluator
 from ...arrays import Array
 from ...graph import DOMAIN, Scope, Shape, attached, element_count, label, labelled
 from ...graph.constant_values import is_half
-from ...graph.convert import node_proto, type_of
+from ...graph.convert import constants_of, node_proto, type_of
 from ...graph.inference import infer_shapes
 from ...ops.scatter.reference import update_slice
 from ..driver import Applied, Outcome, RulePass
 
 GROWTH_BYTES = 1 << 20  # one node may add so much to the model, beyond the constants that it replaces
-TOTAL_BYTES = 1 << 26  # all folded constants of a graph together
+TOTAL_BYTES = 1 << 26  # all constants of a graph together, beyond those that are read no more
 INPUT_ELEMENTS = 1 << 26
 SCATTERED = 1 << 14  # indices of a scatter, which the evaluator goes through one by one
 SHAPE_BYTES = 1 << 16  # inputs up to this size may be what the output's shape depends on
@@ -63,8 +64,13 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
   values = _evaluate(scope, node, given)
   if values is None or not all(_agrees(scope.shape(t), v) for t, v in zip(node.outputs, values, strict=True)):
     return None
-  name, outputs = label(node), list(node.outputs)
+  name, inputs, outputs = label(node), list(node.inputs), list(node.outputs)
   scope.remove(node)
+  constants = constants_of(scope.graph)
+  for each in inputs:  # their memory is given back
+    known = constants.get(each.name)
+    if known is not None and known is each and _is_made(known) and not _is_read(scope, known):
+      del constants[known.name]
   for tensor, value in zip(outputs, values, strict=True):
     if not tensor.is_empty():
       scope.substitute(tensor, scope.add_constant(value, f"{tensor.name}_value"))
@@ -161,11 +167,24 @@ def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, Array]]) 
     return False
   tensors = [tensor for tensor in node.inputs if not tensor.is_empty()]
   replaced = sum(array.nbytes for (_, array), t in zip(given, tensors, strict=True) if len(t.outputs) == 1)
-  made = [each for each in (attached(scope.graph, "constants") or {}).values() if attached(each, "imported") is None]
-  total = sum(each.values.nbytes for each in made) + size
+  total = _grown(scope) + size - replaced
   # Of 16 bits what is as large as a constant may be on the way to what takes its place.
   largest = max((array.nbytes for _, array in given if is_half(array.dtype)), default=0)
   return (size - replaced <= GROWTH_BYTES or size <= largest) and total <= TOTAL_BYTES
+
+
+def _is_made(tensor: gs.Tensor) -> bool:
+  return attached(tensor, "imported") is None
+
+
+def _is_read(scope: Scope, tensor: gs.Tensor) -> bool:
+  return bool(tensor.outputs) or scope.is_output(tensor)
+
+
+def _grown(scope: Scope) -> int:
+  """Bytes of the graph's constants that were made, less those of its own that nothing reads any more."""
+  signs = ((each, _is_read(scope, each) - (not _is_made(each))) for each in constants_of(scope.graph).values())
+  return sum(sign * math.prod(each.shape) * np.dtype(each.dtype).itemsize for each, sign in signs if sign)
 
 
 def _size(scope: Scope, node: gs.Node, given: list[tuple[str, Array]]) -> int | None:

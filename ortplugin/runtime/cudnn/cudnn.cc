@@ -155,7 +155,7 @@ std::vector<PlanText> Propose(const Target& target, const Problem& problem) {
   std::vector<PlanText> texts;
   try {
     const Graph graph(problem, target.handle);
-    ForEachCandidate(graph, target, [&](const PlanText& text, bool) {
+    ForEachCandidate(graph, [&](const PlanText& text, bool) {
       texts.push_back(text);
       return false;
     });

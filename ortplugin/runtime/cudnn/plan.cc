@@ -108,7 +108,7 @@ struct Candidate {
   Notes notes;
 };
 
-std::vector<Candidate> Propose(const Graph& graph, const Target& target, abi::HeuristicMode mode) {
+std::vector<Candidate> Propose(const Graph& graph, abi::HeuristicMode mode) {
   std::vector<Candidate> candidates;
   const bool has_identity = HasIdentity(graph.problem());
   try {
@@ -255,12 +255,11 @@ constexpr abi::HeuristicMode kModes[] = {abi::kHeuristicA, abi::kHeuristicB, abi
 
 }  // namespace
 
-void ForEachCandidate(
-  const Graph& graph, const Target& target, const std::function<bool(const PlanText&, bool)>& visit) {
+void ForEachCandidate(const Graph& graph, const std::function<bool(const PlanText&, bool)>& visit) {
   std::set<std::string> seen;
   std::vector<Candidate> nondeterministic, reference;
   for (const abi::HeuristicMode mode : kModes) {
-    for (Candidate& candidate : Propose(graph, target, mode)) {
+    for (Candidate& candidate : Propose(graph, mode)) {
       if (candidate.notes.Objection(candidate.text, graph.problem(), graph.HasEpilogue()) != nullptr ||
         !seen.insert(candidate.text.ToString()).second)
         continue;
@@ -323,7 +322,7 @@ Found Search(const Target& target, const Problem& problem, size_t workspace_limi
   if (text != nullptr)
     attempt(*text, false);
   else
-    ForEachCandidate(*graph, target, attempt);
+    ForEachCandidate(*graph, attempt);
   if (found.plan == nullptr)
     found.refusal = tried == 0 ? apart != nullptr ? apart : "cuDNN's heuristics propose no plan"
                                : "none of " + std::to_string(tried) + " plans can be used (" +

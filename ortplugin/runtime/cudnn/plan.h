@@ -16,8 +16,8 @@ struct Target {
 };
 
 // The proposals of cuDNN's heuristics in the order in which they are tried: calls `visit` until it returns true.
-void ForEachCandidate(const Graph& graph, const Target& target,
-  const std::function<bool(const PlanText& text, bool is_compiled_here)>& visit);
+void ForEachCandidate(
+  const Graph& graph, const std::function<bool(const PlanText& text, bool is_compiled_here)>& visit);
 
 // FindPlan, not remembered.
 Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text);

@@ -46,6 +46,7 @@ extern const char kNchwGemmSource[];
 extern const char kClusterSource[];
 extern const char kTmaSource[];
 extern const char kSplitKSource[];
+extern const char kSimtSource[];
 extern const char kGemvSource[];
 extern const char kPixelShuffleSource[];
 extern const char kFewOutputChannelsSource[];

@@ -126,6 +126,33 @@ def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how):
   fused(original, given={"m": mask})
 
 
+@parametrize("dtype, low, number, fuses", [
+  ("float", -1e9, -1e4, False), ("float", -9e3, -1e4, False), ("float", -9e3, -1e9, True),
+  ("float16", -65504, -1e4, False), ("float16", -65504, -65504, True),
+])  # fmt: skip
+@parametrize("form", ["b = Add({}, s)  masked = Where(m, b, fill)", "b = Where(m, s, fill)  masked = Add(b, {})"])
+@parametrize("mask", ["t", "w"])
+def test_the_higher_of_two_numbers_that_mask_a_row(mask, form, dtype, low, number, fuses):
+  """LOWEST would stand for both of them, or for the one alone that is filled in."""
+  if form.startswith("b = W") and dtype == "float":
+    return  # whatever is added to it
+  how = f"w = Where(c, zero, low)  {form.format(mask)}"
+  original = graph(f"{SCORES} {how} {END}", f"{dtype}{QKV[5:]}, bool[5,5] m, bool[5,5] c", f"{dtype}{Y[5:]}")
+  kind = np.float32 if dtype == "float" else np.float16
+  given = {"m": np.ones((5, 5), bool), "c": np.ones((5, 5), bool)}
+  given["m"][0, :3] = given["c"][0, 3:] = False
+  add_weights(original, zero=kind(0), low=kind(low), fill=kind(number), t=np.where(given["c"], 0, low).astype(kind))
+  if not fuses:
+    stays(original, FUSE_ATTENTION, "fills in")
+  elif dtype == "float":
+    fused(original, given=given)
+  else:  # ONNX Runtime adds in float32 on the CPU, where the lowest number absorbs no score
+    given |= {name: each for name, each in feeds(original).items() if name not in given}
+    optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
+    found = run(restore(optimized), given)[0][:, :, 0]
+    np.testing.assert_allclose(found, given["v"].astype(np.float64).mean(axis=-2), atol=2e-3)
+
+
 @parametrize("number", [-1e4, -3e38, -np.inf])
 @parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)", "hidden = Add(t3, s)"])
 def test_a_number_takes_the_place_of_masked_scores(before, number):

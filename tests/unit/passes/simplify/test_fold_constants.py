@@ -10,6 +10,7 @@ from pass_helpers import model, operators, parametrize, run, run_pass, run_same,
 from ortplugin.graph import import_model
 from ortplugin.model.annotate import annotate
 from ortplugin.optimizer.pipeline import DEAD_NODES, FOLD_CONSTANTS, INLINE_IF, REMOVE_IDENTITIES, UPDATE_SLICE
+from ortplugin.passes.simplify import fold_constants
 
 ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
 
@@ -370,3 +371,13 @@ def test_a_widened_weight_stays(rng):
   del original.graph.input[1]
   add_weights(original, w=weight)
   stays(original, FOLD_CONSTANTS)
+
+
+def test_the_total_is_without_what_is_replaced(monkeypatch, rng):
+  """A chain of ten constants of 2 MiB each, of which one stays in the place of one that was there."""
+  monkeypatch.setattr(fold_constants, "TOTAL_BYTES", 1 << 20)
+  nodes = "  ".join(f"w{i + 1} = Neg(w{i})" for i in range(10))
+  original = model(f"(float16[N,1024] x) => (float16[N,1024] y) {{ {nodes}  y = MatMul(x, w10) }}")
+  add_weights(original, w0=rng.random((1024, 1024)).astype(np.float16))
+  optimized, _ = run_same(original, FOLD_CONSTANTS, into="MatMul")
+  assert len(optimized.graph.initializer) == 1
