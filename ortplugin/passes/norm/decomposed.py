@@ -27,7 +27,8 @@ def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
     return f"the means are over different axes, {' and '.join(str(list(each)) for each in axes)}"
   if (over := over_axes(first, scope.rank(x) or 0)) is None:
     return f"the axes {list(first)} of the means are more than two runs, or not the last ones after the first run"
-  epsilon = epsilon_of(scope, match.values["epsilon"], x)
+  added = match.values.get("epsilon")
+  epsilon = 0.0 if added is None else epsilon_of(scope, added, x)
   if isinstance(epsilon, str):
     return epsilon
   given, result = scope.dtype(x) or "", scope.dtype(y) or ""

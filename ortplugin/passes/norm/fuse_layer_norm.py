@@ -30,8 +30,9 @@ def pattern() -> Pattern:
 
 
 def normalised(d: Pattern, mean_square: Pattern) -> Pattern:
-  """d / sqrt(mean_square + epsilon) however it is written."""
-  shifted = op("Add", maybe_cast(mean_square), value("epsilon"), commute=True)
+  """d / sqrt(mean_square + epsilon) however it is written; without an Add epsilon is 0."""
+  mean = maybe_cast(mean_square)
+  shifted = any_of(op("Add", mean, value("epsilon"), commute=True), mean)
   root = any_of(op("Sqrt", shifted), op("Pow", shifted, number(0.5)))
   inverse = any_of(op("Reciprocal", root), op("Div", number(1), root), op("Pow", shifted, number(-0.5)))
   return any_of(op("Div", d, maybe_cast(root)), op("Mul", d, maybe_cast(inverse), commute=True))

@@ -43,6 +43,11 @@ def test_every_form_becomes_one_node(form):
   assert result.near_misses == ()
 
 
+def test_without_epsilon():
+  nodes = "square = Mul(x, x)  mean = ReduceMean<axes=[-1]>(square)  root = Sqrt(mean)  y = Div(x, root)"
+  run_same(graph(nodes), FUSE_RMS_NORM, into="FusedLayerNorm", program=["y = RMSNormalization<epsilon=0>(x)"])
+
+
 def test_in_float_between_casts():
   """Llama in fp16: the outer Casts stay, to be drawn in later."""
   run_same(graph(
