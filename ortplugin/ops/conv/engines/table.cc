@@ -75,8 +75,8 @@ const std::vector<Engine>& EngineTable() {
     {"implicit_gemm", FitsImplicitGemm, IsImplicitGemmFast, Make<MakeImplicitGemm>,
       "convolutions of several taps, and with strides; behind all that know more of their filters. As measured"},
     {"simt", FitsSimt, IsSimtFast, Make<MakeSimt>,
-      "fp32 without TF32, for which nothing before has a kernel but depthwise, few_output_channels and gemv. As "
-      "measured"},
+      "fp32 without TF32, by FMAs; behind depthwise, few_output_channels and gemv, the only others for that. Not "
+      "measured yet: the library's engine stays the default (simt_pays)"},
     {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
       "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
     {"nchw_few", FitsNchwFew, Always, Make<MakeNchwFew>,
