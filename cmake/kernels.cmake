@@ -26,7 +26,6 @@ set(kernel_files
   kTmaSource=device/tma.cuh
   kWgmmaSource=device/wgmma.cuh
   kSplitKSource=ops/conv/engines/split_k.cu
-  kSimtSource=ops/conv/engines/simt.cu
   kGemvSource=ops/conv/engines/gemv.cu
   kPixelShuffleSource=ops/conv/engines/pixel_shuffle.cu
   kFewOutputChannelsSource=ops/conv/engines/few_output_channels.cu

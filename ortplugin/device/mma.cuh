@@ -29,3 +29,13 @@ DEVICE unsigned to_tf32(float x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
   return y;
 }
+
+// A number of fp32 in two of TF32, for products in three MMAs (3xTF32): rest * high + high * rest + high * high. High
+// is cut off, as rounded the largest numbers would be infinite. Of what isn't finite the rest is NaN: see rests_of.
+DEVICE void split_tf32(float x, unsigned& high, unsigned& rest) {
+  high = __float_as_uint(x) & 0xffffe000u;
+  rest = __float_as_uint(x - __uint_as_float(high));
+}
+
+// The sum of products with rests, without their NaN: where a factor is not finite that of high * high says what is.
+DEVICE float rests_of(float sum) { return fmaxf(sum, -3.402823466e38f); }

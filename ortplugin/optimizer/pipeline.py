@@ -11,7 +11,7 @@ from ..model.inline import NAME as INLINE_FUNCTIONS
 from ..passes.attention.attention_cache import ATTENTION_CACHE
 from ..passes.attention.attention_rotary import ATTENTION_ROTARY
 from ..passes.attention.attention_views import ATTENTION_VIEWS
-from ..passes.attention.fuse_attention import ATTENTION_TO_TF32, FUSE_ATTENTION
+from ..passes.attention.fuse_attention import ATTENTION_FLOAT32, FUSE_ATTENTION
 from ..passes.attention.merge_products import MERGE_PRODUCTS
 from ..passes.attention.rotated_rows import ROTATED_ROWS
 from ..passes.attention.scaled_masks import SCALED_MASKS
@@ -49,7 +49,7 @@ from ..passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
 from ..passes.matmul.gated_products import GATED_PRODUCTS
 from ..passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ..passes.matmul.matmul_norm import MATMUL_NORM, NORM_MATMUL
-from ..passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
+from ..passes.matmul.matmul_to_fused import MATMUL_FLOAT32, MATMUL_TO_FUSED
 from ..passes.matmul.matmul_views import MATMUL_VIEWS
 from ..passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
 from ..passes.matmul.permuted_weights import PERMUTED_WEIGHTS
@@ -105,7 +105,7 @@ class Stage(Flag):
   other passes.
 
   TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone. GPU: for models that a GPU runs,
-  and by name. ROUNDS: likewise, but not with `--precision fp32`.
+  and by name; FLOAT32: with `--precision tf32`, too. ROUNDS: not with `--precision fp32`.
   """
 
   EVERY_ROUND = 0
@@ -113,6 +113,7 @@ class Stage(Flag):
   QUIET_ROUND = auto()
   TF32 = auto()
   EXACT = auto()
+  FLOAT32 = auto()
   ROUNDS = auto()
   GPU = auto()
 
@@ -141,12 +142,13 @@ class Step:
     return self.rewrite(graph, limit)
 
 
-EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT, ROUNDS, GPU = (
+EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT, FLOAT32, ROUNDS, GPU = (
   Stage.EVERY_ROUND,
   Stage.BEFORE_PRECISION,
   Stage.QUIET_ROUND,
   Stage.TF32,
   Stage.EXACT,
+  Stage.FLOAT32,
   Stage.ROUNDS,
   Stage.GPU,
 )
@@ -183,11 +185,11 @@ TABLE: tuple[Step, ...] = (
   Step(NARROW_CONCAT, EVERY_ROUND, "before the layout is chosen, which sees the Concats that run then"),
   Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
   Step(FUSE_LSTM, QUIET_ROUND | GPU, "once initial states and the shapes of views are constant"),
-  Step(LSTM_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
+  Step(LSTM_TO_TF32, QUIET_ROUND | FLOAT32 | ROUNDS, "beside it"),
   Step(SCALED_QUERIES, EVERY_ROUND, "before attention, which has one factor for all heads"),
   Step(SCALED_MASKS, QUIET_ROUND, "once masks are constant; before attention, which scales before it masks"),
   Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
-  Step(ATTENTION_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
+  Step(ATTENTION_FLOAT32, QUIET_ROUND | FLOAT32, "beside it"),
   Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),
   Step(ROTATED_ROWS, EVERY_ROUND, "after attention, whose Q and K it makes what attention-rotary knows"),
   Step(ATTENTION_ROTARY, EVERY_ROUND, "after attention, whose Q and K it knows, before what it lets read one tensor"),
@@ -217,7 +219,7 @@ TABLE: tuple[Step, ...] = (
   Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
   Step(OUTER_PRODUCT, QUIET_ROUND, "after attention, whose products may have one column; before products are ours"),
   Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
-  Step(MATMUL_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
+  Step(MATMUL_FLOAT32, QUIET_ROUND | FLOAT32, "beside it"),
   Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),
   Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
   Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
@@ -271,9 +273,9 @@ def select_passes(
   `skip` may name what stands in BESIDES, too.
 
   `layout`: of convolutions, one of LAYOUTS: "auto" has them NHWC (channels last) where that is faster, in float16,
-  bfloat16 and where TF32 is not forbidden, with `gpu` also what is slow so on a CPU; "nchw" leaves out the pass that
-  does it, "nhwc" does it in every dtype. `gpu` also has group norms fused, and depthwise convolutions merged, that
-  are slower so on a CPU.
+  bfloat16 and float32, of which no groups where TF32 is forbidden, with `gpu` also what is slow so on a CPU; "nchw"
+  leaves out the pass that does it, "nhwc" does it in every dtype. `gpu` also has group norms fused, and depthwise
+  convolutions merged, that are slower so on a CPU.
 
   `tf32`: with the passes that allow TF32 (True) or forbid it (False), whatever `only` names.
   """
@@ -290,8 +292,11 @@ def select_passes(
   def runs(step: Pass) -> bool:
     stage = stage_of(step)
     is_named = chosen is not None and step.name in chosen
-    may_round = tf32 is not False and (gpu or tf32 is True or is_named)
-    fits = (ROUNDS not in stage or may_round) and (GPU not in stage or gpu or is_named)
+    fits = (
+      (ROUNDS not in stage or tf32 is not False)
+      and (FLOAT32 not in stage or gpu or tf32 is True or is_named)
+      and (GPU not in stage or gpu or is_named)
+    )
     is_chosen = (chosen is None or is_named) and fits
     wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
     return wanted and step.name not in left_out

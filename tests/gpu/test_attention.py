@@ -134,6 +134,19 @@ def test_tf32_only_where_it_is_allowed(session, said):
   assert abs(error.mean()) < 2e-5
 
 
+def test_float32_by_three_products_of_tf32():
+  """Keys that end within a tile; values that are not finite, or almost."""
+  sizes = [(keys, size) for keys in (1, 7, 49, 197, 257) for size in (8, 40, 64, 72, 128)]
+  for number, (keys, size) in enumerate(sizes):
+    given = ({}, {"causal": "upper_left"}, {"mask": ("float", (2, 1, 1, keys))})[number % 3]
+    case = case_of(f"exact, {keys} keys, {size}", "float", (2, 3, keys, keys, size), masked_rows="zero", **given)
+    feeds = case.feeds()
+    if not given:
+      feeds["v"][0, 0, 0, :4] = np.nan, np.inf, -np.inf, 3.4e38
+    found = host(ortplugin.run(make(case.model()), feeds))
+    check(case, found, inputs=list(feeds.values()))
+
+
 @parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(name):
   check_repeats(by_name[name])

@@ -192,6 +192,10 @@ void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, cons
       if (test_case.is_for_first) break;
     }
   }
+  AttentionProblem exact = test_case.problem;
+  exact.allow_tf32 = false;
+  for (int64_t i = 0; test_case.problem.allow_tf32 && i < 2 && FitsFlash(exact, true, gpu); ++i, exact.batch *= 8)
+    Compile(gpu, architecture, "flash without TF32, " + test_case.name, *MakeFlash(exact, gpu));
   if (!test_case.problem.has_past) return;
   // A cache that no engine takes in: the copy, and attention over what is present.
   for (const bool aligned : {false, true}) {

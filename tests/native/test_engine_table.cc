@@ -40,7 +40,7 @@ std::vector<Case> Cases() {
     {"conv_1x1", Square(kHalf, 8, 56, 64, 64, 1), false}, {"gemm", Square(kHalf, 1024, 1, 768, 3072, 1), false},
     {"patch", Square(kHalf, 8, 112, 64, 64, 3), false}, {"implicit_gemm", Square(kHalf, 8, 56, 128, 128, 3), false},
     {"polyphase", Square(kHalf, 8, 28, 128, 128, 4, 2, true), false},
-    {"simt", Square(kFloat, 1024, 1, 768, 3072, 1), false}, {"nchw_few", Square(kFloat, 8, 28, 8, 8, 1), true},
+    {"gemm", Square(kFloat, 1024, 1, 768, 3072, 1), false}, {"nchw_few", Square(kFloat, 8, 28, 8, 8, 1), true},
     {"nchw_gemm", Square(kHalf, 8, 28, 196, 196, 1), true}, {"direct", Square(kFloat, 100, 28, 1, 16, 3), false}};
   cases[2].problem.groups = 96;
   cases[3].problem.groups = cases[4].problem.groups = 4;
@@ -116,9 +116,7 @@ void TestWhoIsFastest() {
         if (std::string(engine.name) != each.engine) continue;
         // Without an entry: by construction or not at all.
         const bool fits = engine.fits(program, each.problem, gpu.facts);
-        const bool is_measured = FindTarget(gpu.facts) != nullptr &&
-          (each.engine != std::string("simt") || DefaultTarget().limits.simt_pays != 0);
-        const bool is_used = fits && (is_measured || each.is_by_construction);
+        const bool is_used = fits && (FindTarget(gpu.facts) != nullptr || each.is_by_construction);
         CHECK_WITH(taken == (is_used ? each.engine : "library"), what + ": " + taken);
         // Who times engines is offered it all the same, or a more general one.
         CHECK_WITH(!fits || Taken(each.problem, gpu.facts, false) != "library", what);

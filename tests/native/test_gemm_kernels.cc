@@ -51,6 +51,12 @@ std::vector<ConvCase> Cases() {
       cases.back().problem.groups = 4;
     }
   cases.push_back({kMixed, SquareConv(kBrain, false, 3, 14, 72, 200, 1, 1, 0, 14)});
+  for (const auto& [rows, channels, filters] :
+    {std::array{1, 768, 768}, {256, 768, 2304}, {1024, 3072, 768}, {12608, 768, 3072}, {256, 768, 1002}})
+    for (const char* program : {kRelu, kResidual}) {  // without TF32
+      cases.push_back({program, Product(kFloat, rows, channels, filters)});
+      cases.back().problem.allow_tf32 = false;
+    }
   return WithOperands(cases);
 }
 
@@ -62,7 +68,7 @@ std::vector<ConvCase> ImplicitCases() {
       {std::array{224, 64, 64}, {56, 256, 256}, {28, 512, 512}, {14, 512, 512}})
       for (const char* program : {kRelu, kResidual}) {
         cases.push_back({program, SquareConv(dtype, false, 8, size, channels, filters, 3, 1, 1, size)});
-        cases.back().problem.allow_tf32 = true;
+        cases.back().problem.allow_tf32 = size > 28;
       }
   cases.push_back({kRelu, SquareConv(kHalf, false, 8, 56, 72, 100, 5, 2, 2, 28)});
   cases.push_back({kMixed, SquareConv(kBrain, false, 8, 56, 128, 64, 1, 2, 0, 28)});
@@ -283,7 +289,6 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
   const auto fits = [&](const Contraction& other) { return FitsGemm(Program::Parse(kIdentity), other, device); };
   const Refusals implicit(SquareConv(kHalf, false, 8, 56, 64, 64, 3, 1, 1, 56),
     [&](const Contraction& other) { return FitsImplicitGemm(Program::Parse(kIdentity), other, device); });
-  implicit.Check("float32", [](auto* conv) { conv->dtypes = Contraction::AllOf(kFloat); });
   implicit.Check("groups of half a copy", [](auto* conv) { conv->groups = 2; });
   implicit.Check("12 channels", [](auto* conv) { conv->channels = 12; });
   implicit.Check("transposed", [](auto* conv) { conv->transposed = true; });

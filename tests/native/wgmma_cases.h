@@ -89,13 +89,13 @@ inline std::string CheckCompiles(const ortplugin::DeviceFacts& device, const std
   return compiled.variant();
 }
 
-// Those of every engine for Hopper's tensor cores, and more that a test adds.
-inline Refusals RefusalsOfWgmma(const Contraction& known, Refusals::Fits fits, bool takes_any_filters = false) {
+// Those of every engine for Hopper's tensor cores, and more that a test adds; `is_gemm`: of the one that takes more.
+inline Refusals RefusalsOfWgmma(const Contraction& known, Refusals::Fits fits, bool is_gemm = false) {
   const Refusals refusals(known, std::move(fits));
-  refusals.Check("float32", [](auto* conv) { conv->dtypes = Contraction::AllOf(kFloat); });
+  if (!is_gemm) refusals.Check("float32", [](auto* conv) { conv->dtypes = Contraction::AllOf(kFloat); });
   refusals.Check("groups", [](auto* conv) { conv->groups = 2; });
   refusals.Check("12 channels", [](auto* conv) { conv->channels = 12; });
-  if (!takes_any_filters) refusals.Check("12 filters", [](auto* conv) { conv->filters = 12; });
+  if (!is_gemm) refusals.Check("12 filters", [](auto* conv) { conv->filters = 12; });
   refusals.Check("Y with channels first", [](auto* conv) { conv->y_channels_first = true; });
   return refusals;
 }

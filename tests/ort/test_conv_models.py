@@ -65,7 +65,7 @@ def layouts(model):
 @parametrize("name", NAMES)
 def test_channels_first(name):
   original = original_of(name)
-  optimized, _ = optimize(original, layout="nchw", skip=["matmul-to-tf32"])
+  optimized, _ = optimize(original, layout="nchw", skip=["matmul-float32"])
   assert set(layouts(optimized)) == {"NCHW"}
   if not name.startswith("convnext"):  # whose linear layers are MatMuls of an image with channels last
     assert len(apart(optimized)) == APART[name.split("_")[0]] + name.startswith("mobilenet")

@@ -89,7 +89,7 @@ def test_passes_are_listed_and_chosen(tmp_path, run):
   status, text, _ = run("--list-passes")
   assert status == 0
   assert all(step.name in text and step.summary in text for step in optimizer.PIPELINE)
-  skipped = "fuse-layer-norm,fuse-rms-norm,matmul-to-tf32,fuse-pointwise,lone-pointwise"
+  skipped = "fuse-layer-norm,fuse-rms-norm,matmul-float32,fuse-pointwise,lone-pointwise"
   _, text, _ = run(BERT, "--dry-run", "--no-verify", "--skip", skipped)
   assert "FusedLayerNorm" not in text
   assert "Nothing was fused" in text

@@ -10,8 +10,8 @@ from ortplugin.optimizer.pipeline import (
   FUSE_POINTWISE,
   FUSE_SUM_TO,
   LONE_POINTWISE,
+  MATMUL_FLOAT32,
   MATMUL_TO_FUSED,
-  MATMUL_TO_TF32,
 )
 
 
@@ -53,7 +53,7 @@ def test_projected_positions_stay_but_in_half_precision(dtype):
   shapes = {"table": (8, 16), "gamma": 16, "w": (16, 16)}
   add_weights(model, **{name: rng.standard_normal(shape).astype(half) for name, shape in shapes.items()})
   graph_ = annotated(model)
-  for each in (FUSE_LAYER_NORM, MATMUL_TO_FUSED, MATMUL_TO_TF32):
+  for each in (FUSE_LAYER_NORM, MATMUL_TO_FUSED, MATMUL_FLOAT32):
     each(graph_)
   left = {node.outputs[0].name for node in graph_.nodes if node.domain == ""}
   assert left == ({"n", "p", "t", "y"} if dtype == "float" else {"t", "y"})

@@ -349,7 +349,7 @@ used = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read
 import ortplugin.optimizer, ortplugin.render, ortplugin.model.storage
 before = used()
 paths = [{str(tmp_path / "in.onnx")!r}, "-o", {str(tmp_path / "out.onnx")!r}]
-status = main([*paths, "--no-verify", "--skip", "matmul-to-tf32"])
+status = main([*paths, "--no-verify", "--skip", "matmul-float32"])
 print((used() - before) / {model.ByteSize()})
 raise SystemExit(status)
 """

@@ -15,10 +15,10 @@ _ORDER = """
     channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather masked-fill
     update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-lstm lstm-to-tf32
     scaled-queries scaled-masks fuse-attention
-    attention-to-tf32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
+    attention-float32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
     vector-conv-transpose turn-conv-transpose image-output paired-columns lone-split transpose-views attention-views
-    col2im-to-gather padded-order flat-pad row-order outer-product matmul-to-fused matmul-to-tf32 patches-to-matmul
+    col2im-to-gather padded-order flat-pad row-order outer-product matmul-to-fused matmul-float32 patches-to-matmul
     matmul-views
     batch-first
     matmul-epilogue channel-products split-products permuted-weights early-transpose norm-prologue fuse-conv-grad
@@ -34,11 +34,11 @@ _BEFORE_PRECISION = """
 """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
-    fuse-lstm lstm-to-tf32 scaled-masks fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize
+    fuse-lstm lstm-to-tf32 scaled-masks fuse-attention attention-float32 batch-norm-pointwise fuse-conv fuse-resize
     image-output paired-columns
     lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad row-order outer-product
     matmul-to-fused
-    matmul-to-tf32 permuted-weights
+    matmul-float32 permuted-weights
     early-transpose norm-prologue slow-sums fuse-sum-to pointwise-views fuse-pointwise lone-pointwise norm-order
     gated-products norm-matmul matmul-norm fuse-transpose
 """
@@ -88,7 +88,7 @@ def test_tf32_is_allowed_once_there_are_convolutions_and_before_their_layout_is_
   assert names(stage) == ORDER
   assert names(select_passes(only=["fuse-conv"], tf32=True)) == ["fuse-conv", "allow-tf32"]
   exact = [*ORDER[:at], "forbid-tf32", *ORDER[at:]]
-  assert names(select_passes(tf32=False, gpu=True)) == [each for each in exact if not each.endswith("-to-tf32")]
+  assert names(select_passes(tf32=False, gpu=True)) == [each for each in exact if each != "lstm-to-tf32"]
   assert names(select_passes(only=["fuse-conv"])) == ["fuse-conv"]
 
 
@@ -106,8 +106,17 @@ def test_the_layout_is_that_of_one_pass():
   assert on_gpu.rewrite is CHANNELS_LAST_ON_GPU
   changed = {a.name for a, b in zip(always, PIPELINE, strict=True) if a != b}
   assert changed == {"channels-last", "col2im-to-gather", "fuse-group-norm", "merge-depthwise"}
-  on_gpu_alone = {each for each in ORDER if each.endswith("-to-tf32")}
-  on_gpu_alone |= {"fuse-lstm", "fuse-transpose", "gated-products", "matmul-norm", "norm-matmul", "norm-order"}
+  on_gpu_alone = {
+    "attention-float32",
+    "matmul-float32",
+    "lstm-to-tf32",
+    "fuse-lstm",
+    "fuse-transpose",
+    "gated-products",
+    "matmul-norm",
+    "norm-matmul",
+    "norm-order",
+  }
   on_gpu_alone |= {"paired-columns", "slow-sums"}
   assert {*ORDER} - {*names(select_passes())} == on_gpu_alone
   assert {*names(select_passes(only=on_gpu_alone))} == on_gpu_alone

@@ -17,7 +17,7 @@ from ..emit import cast, emit, unsqueeze
 from .axes import Term, whole
 from .core import Cache, Core, fuse_core
 from .grouped_query import grouped_query
-from .node import DTYPES, TF32
+from .node import DTYPES, FLOAT32
 from .operator_axes import (
   CONTRIB,
   PAST,
@@ -37,14 +37,14 @@ from .scores import Chain, Mask
 from .views import Read
 
 
-def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
-  """Replaces one operator; `tf32`: in float32 for TF32."""
+def fuse_operator(scope: Scope, node: gs.Node, float32: bool = False) -> Outcome:
+  """Replaces one operator; `float32`: in that dtype alone."""
   if (reader := _READERS.get(scope.op(node))) is None:
     return None
   before = {id(each) for each in scope.slots}
   try:
     dtype = scope.dtype(node.inputs[0])
-    dtypes = TF32 if tf32 else DTYPES
+    dtypes = FLOAT32 if float32 else DTYPES
     if dtype not in dtypes:
       raise NotFusableError(f"'{node.inputs[0].name}' is {dtype}; attention is fused in {' and '.join(dtypes)}")
     if old := unsupported(scope):
@@ -55,7 +55,7 @@ def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
     used = [scope.used_beyond(each, []) for each in node.outputs[own:] if not each.is_empty()]
     if any(used):
       raise NotFusableError(f"it gives out more than the attention: {next(each for each in used if each)}")
-    outcome = fuse_core(scope, node, reader(scope, node), tf32)
+    outcome = fuse_core(scope, node, reader(scope, node), float32)
   except NotFusableError as reason:
     outcome = Missed(node, str(reason))
   if isinstance(outcome, Missed):

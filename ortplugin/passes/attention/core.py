@@ -11,7 +11,7 @@ from ..driver import Applied, Missed
 from .axes import Atom, length
 from .layouts import Layout, Names, layout_of, restored_shape, size_of
 from .masks import plan_masks
-from .node import DTYPES, LARGEST_HEAD, TF32, Attention, attention_node, replaced
+from .node import DTYPES, FLOAT32, LARGEST_HEAD, Attention, attention_node, replaced
 from .scores import Chain
 from .views import FAR, Read, forward, reads
 
@@ -57,7 +57,7 @@ class _Reads:
   v: list[Read]
   y: list[Read]
   by_rows: bool
-  """Whether the elements of a head must lie side by side: for TF32 the other kernel has no tensor cores."""
+  """Whether the elements of a head must lie side by side: for float32 the other kernel has no tensor cores."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class _Choice:
     return sum(read.depth - (layout.shape is not None) for read, layout in (self.q, self.k, self.v, self.y))
 
 
-def fuse_core(scope: Scope, node: gs.Node, core: Core, tf32: bool = False) -> Applied | Missed:
-  """Replaces the nodes of the chain, of which `node` makes Y, by one; `tf32`: in float32 for TF32."""
-  found = _reads(scope, core, tf32)
+def fuse_core(scope: Scope, node: gs.Node, core: Core, float32: bool = False) -> Applied | Missed:
+  """Replaces the nodes of the chain, of which `node` makes Y, by one; `float32`: in that dtype alone."""
+  found = _reads(scope, core, float32)
   reason = found if isinstance(found, str) else unsupported(scope) or _used_beside(scope, core)
   if isinstance(found, str) or reason:
     return Missed(node, reason or "")
@@ -121,9 +121,9 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core, tf32: bool = False) -> Ap
   return Applied((*labels, *_removed(scope, found.found[:3])), new)
 
 
-def _reads(scope: Scope, core: Core, tf32: bool) -> _Reads | str:
-  """The tensors of one of DTYPES, or of TF32's, that may be read and written; or why there are none."""
-  dtypes = TF32 if tf32 else DTYPES
+def _reads(scope: Scope, core: Core, float32: bool) -> _Reads | str:
+  """The tensors of one of DTYPES, or of FLOAT32, that may be read and written; or why there are none."""
+  dtypes = FLOAT32 if float32 else DTYPES
   found = [
     _from(scope, core.q, True),
     _from(scope, core.k, core.cache is None),
@@ -135,7 +135,7 @@ def _reads(scope: Scope, core: Core, tf32: bool) -> _Reads | str:
   if dtype is None or not (q and k and v):
     said = ", ".join(f"'{each[0].tensor.name}' is {scope.dtype(each[0].tensor)}" for each in found)
     return f"{said}; attention is fused in {' and '.join(dtypes)}"
-  return _Reads(found, q, k, v, y, tf32)
+  return _Reads(found, q, k, v, y, float32)
 
 
 def _removed(scope: Scope, found: Sequence[Sequence[Read]]) -> list[str]:

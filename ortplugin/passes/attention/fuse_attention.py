@@ -6,7 +6,7 @@ docs/architecture.md has the way from the second product back. The scores stay i
 differ from the original's by what that rounds on the way. PyTorch's Where(IsNaN(p), 0, p) is taken for what it is
 written for: rows that are masked whole are 0.
 
-Of float32 it is a pass of its own, for sessions that allow TF32, where target/ says that this pays.
+Of float32 it is a pass of its own, where a GPU runs the model and target/ says that this pays.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,20 +23,20 @@ from .products import Product, product_of
 from .scores import Chain, Scores, is_over, score_dims, softmax_before, trace_scores
 from .views import Read, unbroadcast
 
-TF32_PAYS = bool(DEFAULT["attention_tf32_pays"])
+FLOAT32_PAYS = bool(DEFAULT["attention_tf32_pays"])
 PRODUCTS = ("MatMul", "Gemm", "Einsum")
 FAR = 64  # values that are looked at before it is not sure
 
 
-def fuse(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
-  """Replaces the attention that ends in this product; `tf32`: in float32 for TF32."""
+def fuse(scope: Scope, node: gs.Node, float32: bool = False) -> Outcome:
+  """Replaces the attention that ends in this product; `float32`: in that dtype alone."""
   core = _core(scope, node)
-  return fuse_core(scope, node, core, tf32) if isinstance(core, Core) else core
+  return fuse_core(scope, node, core, float32) if isinstance(core, Core) else core
 
 
-def fuse_tf32(scope: Scope, node: gs.Node) -> Outcome:
+def fuse_float32(scope: Scope, node: gs.Node) -> Outcome:
   """Replaces attention in float32 that ends in this node, of either kind."""
-  if not TF32_PAYS or not node.outputs or scope.dtype(node.outputs[0]) != "float":
+  if not FLOAT32_PAYS or not node.outputs or scope.dtype(node.outputs[0]) != "float":
     return None
   return fuse_operator(scope, node, True) or fuse(scope, node, True)
 
@@ -162,6 +162,4 @@ def _read(
 FUSE_ATTENTION = RulePass(
   "fuse-attention", "attention, written out or one operator, becomes FusedAttention", first_of(fuse, fuse_operator)
 )
-ATTENTION_TO_TF32 = RulePass(
-  "attention-to-tf32", "attention of float32 that may round to TF32 becomes FusedAttention", fuse_tf32
-)
+ATTENTION_FLOAT32 = RulePass("attention-float32", "attention of float32 becomes FusedAttention", fuse_float32)

@@ -12,10 +12,10 @@ from .layouts import Layout
 from .mask_operand import emit_mask
 from .masks import Masking
 
-# The operator takes every floating dtype. Its kernels for these run on tensor cores, and that for float32 where a
-# session allows TF32; else ONNX Runtime's two products and a Softmax are faster than one kernel without them.
+# The operator takes every floating dtype. Its kernels for these run on tensor cores; of double ONNX Runtime's two
+# products and a Softmax are faster than one kernel without them.
 DTYPES = ("float16", "bfloat16")
-TF32 = ("float",)
+FLOAT32 = ("float",)
 LARGEST_HEAD = 256
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ...graph import DOMAIN, Scope, labelled
+from ...target import DEFAULT
 from ..driver import Applied, Outcome, Rule, RulePass
 
 ABSENT = {
@@ -23,9 +24,10 @@ ABSENT = {
 
 
 def has_tensor_cores(node: gs.Node, dtype: str | None) -> bool:
-  """Whether a convolution of the dtype, or one's gradients, may use a GPU's tensor cores."""
-  may_round = node.attrs.get("allow_tf32", ABSENT[node.op]) != 0  # by default a session lets it
-  return dtype in ("float16", "bfloat16") or (dtype == "float" and may_round)
+  """Whether a convolution of the dtype, or one's gradients, may use a GPU's tensor cores; exact ones by 3xTF32."""
+  has = node.attrs.get("allow_tf32", ABSENT[node.op]) != 0  # by default a session lets it
+  has |= node.op == "FusedConv" and node.attrs.get("group", 1) == 1 and bool(DEFAULT["matmul_exact_pays"])
+  return dtype in ("float16", "bfloat16") or (dtype == "float" and has)
 
 
 def _set(value: int) -> Rule:

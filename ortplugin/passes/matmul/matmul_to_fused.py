@@ -7,7 +7,7 @@ with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by m
 transposed here, or read as [N, K] where the model has them so: through a Transpose, by a Gemm's transB, or as the table
 of embeddings that a head shares. Those that are too large to be rearranged, or that others read as [K, N] too, stay.
 
-Of float32 it is a pass of its own, for sessions that allow TF32, where target/ says that this pays.
+Of float32 it is a pass of its own, where a GPU runs the model and target/ says that this pays.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from .fused import product_node
 
 # Of double there is no faster engine than ONNX Runtime's.
 DTYPES = ("float16", "bfloat16")
-TF32 = ("float",) if DEFAULT["matmul_tf32_pays"] else ()
+FLOAT32 = ("float",) if DEFAULT["matmul_tf32_pays"] and DEFAULT["matmul_exact_pays"] else ()
 VECTOR = 4  # of float32: the engine's copies are of 16 bytes
 PRODUCTS = ("MatMul", "Gemm")
 
@@ -125,14 +125,14 @@ def _weights(scope: Scope, node: gs.Node, turned: Turned) -> tuple[gs.Tensor, bo
     return f"'{w.name}' of shape {show(shape)} is no constant of two dimensions that no caller may override"
   k = shape[int(trans_b)]
   if scope.dtype(w) == "float" and not (isinstance(k, int) and k % VECTOR == 0):
-    return f"'{w.name}' of shape {show(shape)} makes sums of which TF32 takes multiples of {VECTOR} elements"
+    return f"'{w.name}' of shape {show(shape)} makes sums of which ours takes multiples of {VECTOR} elements"
   if trans_b:
     return w, True
   key = id(scope.graph), id(w)
   if key not in turned:
     rows = _rows(scope, w)
     if rows is None:
-      return (w, False) if scope.dtype(w) != "float" else f"'{w.name}' stays [K, N], which TF32 does not take"
+      return (w, False) if scope.dtype(w) != "float" else f"'{w.name}' stays [K, N], which ours does not take"
     turned[key] = rows
   return turned[key], True
 
@@ -167,4 +167,4 @@ def _same_bits(a: Array, b: Array) -> bool:
 
 
 MATMUL_TO_FUSED = MatMulToFused("matmul-to-fused", DTYPES, "float16 and bfloat16")
-MATMUL_TO_TF32 = MatMulToFused("matmul-to-tf32", TF32, "float32 that may round to TF32")
+MATMUL_FLOAT32 = MatMulToFused("matmul-float32", FLOAT32, "float32")

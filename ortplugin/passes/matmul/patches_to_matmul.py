@@ -19,7 +19,7 @@ from ..conv.fused import is_fused_conv
 from ..driver import Missed, Outcome, RulePass, replaced
 from ..emit import emit, integers
 from .fused import product_node
-from .matmul_to_fused import DTYPES, TF32
+from .matmul_to_fused import DTYPES, FLOAT32
 
 LONG = 256  # C p q, from which a product is worth the Transpose
 
@@ -30,9 +30,9 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   x, w = node.inputs[:2]
   kernel, shape = list(node.attrs.get("kernel_shape", [])), scope.shape(x)
-  if node.attrs.get("layout") != "NHWC" or len(kernel) != 2 or scope.dtype(x) not in DTYPES + TF32:
+  if node.attrs.get("layout") != "NHWC" or len(kernel) != 2 or scope.dtype(x) not in DTYPES + FLOAT32:
     return None
-  if node.attrs.get("allow_tf32") == 0 or not _is_of_patches(node, kernel) or shape is None or len(shape) != 4:
+  if not _is_of_patches(node, kernel) or shape is None or len(shape) != 4:
     return None
   batch, channels, height, width = shape
   p, q = kernel

@@ -32,6 +32,8 @@ struct DeviceFacts {
 
   // mma.sync.m16n8k16 on fp16 and bf16, and cp.async; Turing's tensor cores multiply smaller matrices of fp16 alone.
   bool has_mma_m16n8k16() const { return major >= 8; }
+  // Tensor cores that multiply TF32 at more than three times the rate of FMAs in fp32: not those of GPUs for graphics.
+  bool has_fast_tf32() const { return (major == 8 && minor == 0) || major == 9 || major == 10; }
   // wgmma: of sm_90a alone, as no later GPU has it.
   bool has_wgmma() const { return major == 9 && minor == 0; }
   // Thread block clusters and distributed shared memory.

@@ -46,7 +46,6 @@ extern const char kNchwGemmSource[];
 extern const char kClusterSource[];
 extern const char kTmaSource[];
 extern const char kSplitKSource[];
-extern const char kSimtSource[];
 extern const char kGemvSource[];
 extern const char kPixelShuffleSource[];
 extern const char kFewOutputChannelsSource[];

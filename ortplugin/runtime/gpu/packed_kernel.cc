@@ -1,18 +1,20 @@
 #include "ortplugin/runtime/gpu/packed_kernel.h"
 
 #include <algorithm>
+#include <array>
 
 #include "ortplugin/runtime/gpu/cuda_driver.h"
 
 namespace ortplugin::cuda {
 
 // CUtensorMapDataType and the enumerations beside it.
-constexpr int kMapUint16 = 1, kMapTf32 = 11, kMapPlain = 0, kMapSwizzle128 = 3, kMapPromote128 = 2, kMapZeros = 0;
+constexpr int kMapUint16 = 1, kMapFloat = 7, kMapTf32 = 11, kMapPlain = 0, kMapSwizzle128 = 3, kMapPromote128 = 2,
+              kMapZeros = 0;
 
 static void Encode(const TensorMap& map, uint64_t address, uint64_t* words) {
   const Driver& driver = TheDriver();
   if (driver.cuTensorMapEncodeTiled == nullptr) Fail("the CUDA driver has no tensor maps: update it to 12.0 or later");
-  const uint32_t size = map.tf32 ? 4 : 2;
+  const uint32_t size = map.element == Element::kHalf ? 2 : 4;
   std::vector<uint64_t> pitches(map.steps);
   for (uint64_t& pitch : pitches) pitch *= size;
   std::vector<uint32_t> box(map.sizes.size(), 1), steps(map.sizes.size(), 1);
@@ -20,7 +22,7 @@ static void Encode(const TensorMap& map, uint64_t address, uint64_t* words) {
   box[1] = map.box_rows;
   if (box.size() > 2) box[2] = map.box_matrices;
   alignas(64) uint64_t encoded[kTensorMapWords];
-  const int dtype = map.tf32 ? kMapTf32 : kMapUint16;
+  const int dtype = std::array{kMapUint16, kMapTf32, kMapFloat}[size_t(map.element)];
   const auto rank = uint32_t(map.sizes.size());
   void* const from = reinterpret_cast<void*>(address + size * map.offset);
   if (map.im2col) {

@@ -17,7 +17,10 @@ struct Im2col {
   uint32_t strides[2];
 };
 
-// A tensor of elements of 16 bits, or of fp32 rounded to TF32, as Hopper's copy engine (TMA) reads and writes it: in
+// Of 16 bits, or of fp32, which kTf32 rounds.
+enum class Element { kHalf, kTf32, kFloat };
+
+// A tensor as Hopper's copy engine (TMA) reads and writes it: in
 // boxes of 128 bytes of the innermost dimension and `box_rows` of the next one, with the 128-byte swizzle, zeros where
 // the tensor ends.
 struct TensorMap {
@@ -27,7 +30,7 @@ struct TensorMap {
   std::vector<uint64_t> steps;  // of the other dimensions, in elements: multiples of 16 bytes below 2^40
   uint32_t box_rows;  // up to 256
   uint64_t offset = 0;  // where the tensor begins, in elements: a multiple of 16 bytes
-  bool tf32 = false;
+  Element element = Element::kHalf;
   uint32_t box_matrices = 1;  // of rows, of the third dimension
   std::optional<Im2col> im2col = {};  // of the sizes C, W, H, N; the images have 128 KiB at least
 };

@@ -17,6 +17,8 @@ int64_t Blocks(const AttentionProblem& problem, const FlashConfig& config) {
 }
 
 bool IsTf32(const AttentionProblem& problem) { return problem.dtype == DType::kFloat; }
+// Whether a product of TF32 isn't enough, but takes three.
+bool IsExact(const AttentionProblem& problem) { return IsTf32(problem) && !problem.allow_tf32; }
 
 // Elements of 16 bytes.
 int64_t Octet(const AttentionProblem& problem) { return IsTf32(problem) ? 4 : 8; }
@@ -41,7 +43,10 @@ int Copy(const AttentionProblem& problem) {
 }  // namespace
 
 bool FitsFlash(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device) {
-  if (problem.dtype == DType::kDouble || (IsTf32(problem) && !problem.allow_tf32)) return false;
+  if (problem.dtype == DType::kDouble) return false;
+  // Elsewhere three MMAs of TF32 are no faster than FMAs; wider heads have too few registers for them.
+  if (IsExact(problem) && (!device.has_fast_tf32() || std::max(problem.head_size, problem.value_size) > 128))
+    return false;
   if (problem.has_past || !device.has_mma_m16n8k16() || !aligned) return false;
   for (const AttentionProblem::View& view : {problem.q, problem.k, problem.v, problem.y})
     if (view.column != 1) return false;
@@ -54,18 +59,21 @@ bool FitsFlash(const AttentionProblem& problem, bool aligned, const cuda::Device
 
 FlashConfig ConfigureFlash(const AttentionProblem& problem, const cuda::DeviceFacts& device) {
   const int64_t size = std::max(problem.head_size, problem.value_size);
-  FlashConfig config{size <= 128 ? 64 : 32, 1, 4, 1, Copy(problem), 1};
+  const bool is_exact = IsExact(problem);
+  FlashConfig config{size <= 128 && !is_exact ? 64 : 32, 1, 4, 1, Copy(problem), 1};
   // A mask costs registers, and with few keys the second half of a tile is empty.
   if (problem.has_mask && size <= 32) config.block_n = 32;
   // Of wide heads, what decides which keys are seen has no registers but those of scores.
-  if (size > 192 && (IsTf32(problem) || problem.causal != AttentionProblem::Causal::kNone || problem.softcap > 0))
+  const bool has_more = problem.causal != AttentionProblem::Causal::kNone || problem.softcap > 0;
+  if (is_exact ? size > 64 && (has_more || problem.has_mask || problem.is_rotary())
+               : size > 192 && (IsTf32(problem) || has_more))
     config.block_n = 16;
   // With twice the rows of a warp it reads keys and values half as often, where blocks are many all the same.
   FlashConfig tall = config;
   tall.m_tiles = 2;
   if (size > 64 || IsTf32(problem)) tall.block_n = 32;
   const bool is_long = problem.keys >= 1024 && Blocks(problem, tall) >= device.multiprocessors;
-  if (is_long && !problem.has_mask && size <= (IsTf32(problem) ? 64 : 80)) config = tall;
+  if (is_long && !problem.has_mask && !is_exact && size <= (IsTf32(problem) ? 64 : 80)) config = tall;
   // Tiles of fp32 leave room for a second block, whose products run beside the softmax of the first.
   const auto is_crowded = [&] {
     const int64_t block = SharedBytes(problem, config) + device.reserved_shared_per_block;
@@ -90,15 +98,17 @@ FlashConfig ConfigureFlash(const AttentionProblem& problem, const cuda::DeviceFa
       SharedBytes(problem, divided) <= device.shared_per_block)
       return divided;
   }
+  if (is_exact && size <= 64 && !problem.is_rotary() && problem.softcap <= 0) config.min_blocks = 3;
   return config;
 }
 
 std::string FlashSource(const AttentionProblem& problem, const FlashConfig& config) {
   std::ostringstream text;
   text << AttentionPreamble(problem) << kCopySource << AttentionSoftmaxSource(problem) << "\n#define OCTET "
-       << Octet(problem) << (IsTf32(problem) ? "\n#define MMA_K \"8\"" : "") << "\n#define COPY " << config.copy
-       << "\n#define BLOCK_N " << config.block_n << "\n#define M_TILES " << config.m_tiles << "\n#define WARPS "
-       << config.warps << "\n#define GROUPS " << config.groups << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
+       << Octet(problem) << (IsTf32(problem) ? "\n#define MMA_K \"8\"" : "") << "\n#define IS_EXACT "
+       << IsExact(problem) << "\n#define COPY " << config.copy << "\n#define BLOCK_N " << config.block_n
+       << "\n#define M_TILES " << config.m_tiles << "\n#define WARPS " << config.warps << "\n#define GROUPS "
+       << config.groups << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
        << kMmaSource << kFlashSource;
   return text.str();
 }

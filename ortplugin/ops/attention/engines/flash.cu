@@ -11,7 +11,8 @@
 // of so many warps each take every so many'th tile, and the first adds up what they have. Both products run on
 // mma.sync, accumulated in fp32; exponents are of base 2. Rows of shared memory are 16 bytes longer than their octets,
 // so that the eight rows of an ldmatrix lie in different banks. An octet is 16 bytes: OCTET elements, eight or in fp32,
-// whose products are TF32's, four.
+// whose products are TF32's, four. IS_EXACT, each of these is three (split_tf32), and as tensor cores cut off sums,
+// too, these are short, of CHUNK MMAs or a tile of keys, and added up outside of them.
 
 #define ROWS (16 * M_TILES * WARPS)
 #define GROUP_THREADS (WARPS * 32)
@@ -25,7 +26,9 @@
 #define V_PITCH (V_PADDED + OCTET)
 #define STAGE_ELEMENTS (BLOCK_N * (QK_PITCH + V_PITCH))
 #define PARTIAL (V_PADDED / 4 + 2)  // what a thread has of a row: values, the maximum, the sum
-#define KEEPS_QUERIES (!IS_TF32 || QK_PADDED <= 128)  // in registers
+#define KEEPS_QUERIES (!IS_EXACT && (!IS_TF32 || QK_PADDED <= 128))  // in registers
+#define PARTS (1 + IS_EXACT)  // of a factor: itself and its rest
+#define CHUNK (QK_PADDED % 32 == 0 ? 4 : 2)
 
 // COPY elements to shared memory, or zeros.
 DEVICE void copy(storage_t* to, const storage_t* from, bool exists) {
@@ -134,17 +137,26 @@ struct Rotation {
 };
 #endif
 
+// Of fp32 what MMAs take.
+DEVICE void to_factor(unsigned (&x)[PARTS][4], int i, float of) {
+#if IS_EXACT
+  split_tf32(of, x[0][i], x[1][i]);
+#else
+  x[0][i] = to_tf32(of);
+#endif
+}
+
 // A thread's part of four matrices of eight rows and an octet, for products.
-DEVICE void load_factors(unsigned (&x)[4], const storage_t* from) {
-  load_matrices(x, from);
+DEVICE void load_factors(unsigned (&x)[PARTS][4], const storage_t* from) {
+  load_matrices(x[0], from);
 #pragma unroll
-  for (int i = 0; IS_TF32 && i < 4; ++i) x[i] = to_tf32(__uint_as_float(x[i]));
+  for (int i = 0; IS_TF32 && i < 4; ++i) to_factor(x, i, __uint_as_float(x[0][i]));
 }
 
 // The queries of a warp as factors: in registers or, where these are too few, read anew for each tile of keys.
 struct Queries {
   const storage_t* const own;
-  unsigned words[M_TILES][QK_PADDED / K_STEP][4];
+  unsigned words[M_TILES][QK_PADDED / K_STEP][PARTS][4];
 
   DEVICE explicit Queries(const storage_t* rows)
     : own(rows + (THREAD_OF(GROUP_THREADS) / 32 * (16 * M_TILES) + threadIdx.x % 16) * QK_PITCH +
@@ -154,23 +166,42 @@ struct Queries {
 #pragma unroll
       for (int d = 0; d < QK_PADDED / K_STEP; ++d) load_factors(words[m][d], own + m * 16 * QK_PITCH + d * K_STEP);
   }
-  DEVICE void load(unsigned (&x)[4], int m, int d) const {
+  DEVICE void load(unsigned (&x)[PARTS][4], int m, int d) const {
     if (!KEEPS_QUERIES) return load_factors(x, own + m * 16 * QK_PITCH + d * K_STEP);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = words[m][d][i];
+    for (int i = 0; i < 4; ++i) x[0][i] = words[m][d][0][i];
   }
 };
 
 // A thread's part of K_STEP values in 16 columns. In fp32 from where its own first element lies: two keys in two
 // columns.
-DEVICE void load_values(unsigned (&x)[4], const storage_t* from) {
+DEVICE void load_values(unsigned (&x)[PARTS][4], const storage_t* from) {
 #if IS_TF32
   const float2 even = *(const float2*)from, odd = *(const float2*)(from + V_PITCH);
-  x[0] = to_tf32(even.x), x[1] = to_tf32(odd.x), x[2] = to_tf32(even.y), x[3] = to_tf32(odd.y);
+  to_factor(x, 0, even.x), to_factor(x, 1, odd.x), to_factor(x, 2, even.y), to_factor(x, 3, odd.y);
 #else
-  load_transposed(x, from);
+  load_transposed(x[0], from);
 #endif
 }
+
+#if IS_EXACT
+// The products of a few MMAs, in 16 columns.
+struct Products {
+  float high[2][4] = {}, rests[2][4] = {};
+  DEVICE void add(const unsigned (&a)[2][4], const unsigned (&b)[2][4]) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      mma(rests[n], a[1], b[0][2 * n], b[0][2 * n + 1]);
+      mma(high[n], a[0], b[0][2 * n], b[0][2 * n + 1]);
+      mma(rests[n], a[0], b[1][2 * n], b[1][2 * n + 1]);
+    }
+  }
+  DEVICE void add_to(float (*sums)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] += high[i / 4][i % 4] + rests_of(rests[i / 4][i % 4]);
+  }
+};
+#endif
 
 // The queries of a warp. A thread has of each 16 rows the rows lane / 4 and 8 more, and of each eight columns two.
 //
@@ -227,20 +258,40 @@ struct WarpTile {
       for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[m][2 * n][i] = scores[m][2 * n + 1][i] = 0;
+#if !IS_EXACT
       if (EDGE && n * 16 >= count) continue;
 #pragma unroll
       for (int d = 0; d < QK_PADDED / K_STEP; ++d) {
-        unsigned b[4];
+        unsigned b[1][4];
         load_factors(b, from + n * 16 * QK_PITCH + d * K_STEP);
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
-          unsigned a[4];
+          unsigned a[1][4];
           q.load(a, m, d);
-          mma(scores[m][2 * n], a, b[0], b[1]);
-          mma(scores[m][2 * n + 1], a, b[2], b[3]);
+          mma(scores[m][2 * n], a[0], b[0][0], b[0][1]);
+          mma(scores[m][2 * n + 1], a[0], b[0][2], b[0][3]);
         }
       }
     }
+#else
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < QK_PADDED / K_STEP; chunk += CHUNK) {
+      Products products[BLOCK_N / 16];
+#pragma unroll
+      for (int d = chunk; d < chunk + CHUNK; ++d) {
+        unsigned a[2][4], b[2][4];
+        q.load(a, 0, d);
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 16; ++n) {
+          load_factors(b, from + n * 16 * QK_PITCH + d * K_STEP);
+          products[n].add(a, b);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < BLOCK_N / 16; ++n) products[n].add_to(&scores[0][2 * n]);
+    }
+#endif
   }
 
   DEVICE float score(float product, int m, int half, int key, bool is_seen) const {
@@ -309,6 +360,24 @@ struct WarpTile {
     const int lane = threadIdx.x % 32;
     const storage_t* const from =
       v + (IS_TF32 ? lane % 4 * 2 * V_PITCH + lane / 4 * 2 : lane % 16 * V_PITCH + lane / 16 * 8);
+#if IS_EXACT
+    unsigned p[BLOCK_N / K_STEP][2][4];
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / K_STEP; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to_factor(p[n], i, scores[0][n][i % 2 * 2 + i / 2]);
+#pragma unroll
+    for (int e = 0; e < V_PADDED / 16; ++e) {
+      Products products;
+#pragma unroll
+      for (int n = 0; n < BLOCK_N / K_STEP; ++n) {
+        unsigned b[2][4];
+        load_values(b, from + n * K_STEP * V_PITCH + e * 16);
+        products.add(p[n], b);
+      }
+      products.add_to(&sums[0][2 * e]);
+    }
+#else
 #pragma unroll
     for (int n = 0; n < BLOCK_N / K_STEP; ++n) {
       if (EDGE && n * K_STEP >= count) break;
@@ -324,15 +393,16 @@ struct WarpTile {
 #endif
 #pragma unroll
       for (int e = 0; e < V_PADDED / 16; ++e) {
-        unsigned b[4];
+        unsigned b[1][4];
         load_values(b, from + n * K_STEP * V_PITCH + e * 16);
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
-          mma(sums[m][2 * e], p[m], b[0], b[1]);
-          mma(sums[m][2 * e + 1], p[m], b[2], b[3]);
+          mma(sums[m][2 * e], p[m], b[0][0], b[0][1]);
+          mma(sums[m][2 * e + 1], p[m], b[0][2], b[0][3]);
         }
       }
     }
+#endif
   }
 
   template <bool EDGE>
@@ -340,6 +410,7 @@ struct WarpTile {
     Scores scores;
     // Of the keys from first_key on, what the warp's last query sees.
     const int count = seen.last(row - threadIdx.x % 32 / 4 + 16 * M_TILES - 1) - first_key;
+    if (IS_EXACT && EDGE && count <= 0) return;
     multiply_keys<EDGE>(scores, q, stage, count);
     soften<EDGE>(scores, seen, first_key);
     add_values<EDGE>(scores, stage + BLOCK_N * QK_PITCH, count);

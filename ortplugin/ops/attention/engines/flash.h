@@ -1,4 +1,5 @@
-// Attention in fp16, bf16 and TF32 on tensor cores (mma.sync), with tiles of keys in shared memory.
+// Attention in fp16, bf16, TF32 and, by three products of TF32, fp32 on tensor cores (mma.sync), with tiles of keys in
+// shared memory.
 #pragma once
 
 #include "ortplugin/ops/attention/engines/engine.h"

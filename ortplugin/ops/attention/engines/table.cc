@@ -24,7 +24,8 @@ const std::vector<AttentionEngine>& AttentionEngines() {
       "fp16 and bf16 on Hopper without mask and rotary embedding, many keys; before flash, whose tensor core "
       "instructions are half as fast"},
     {"flash", FitsFlash, MakeFlash,
-      "fp16, bf16 and TF32 whose heads lie in rows, from sm_80 on; before simt, for its tensor cores"},
+      "fp16, bf16, TF32 and, where tensor cores are fast in that, fp32, whose heads lie in rows, from sm_80 on; before "
+      "simt, for its tensor cores"},
     {"simt", FitsAttentionSimt, MakeAttentionSimt,
       "every dtype, head size, layout and GPU; last, as it has no tensor cores"},
   };

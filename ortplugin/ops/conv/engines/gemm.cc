@@ -69,6 +69,12 @@ constexpr TileKind kImplicitTiles[] = {
   {3, 128, false, 1, 64, 128, 1.40, 0.030, 0.00300, 1.00, 0.0200, 0.0007},
 };
 
+// Of fp32 without TF32, by an estimate: three MMAs in place of one.
+constexpr TileKind kExactTiles[] = {
+  {1, 128, false, 1, 32, 128, 2.00, 0.250, 0.00300, 0.50, 0.0150},
+  {2, 128, false, 1, 32, 128, 2.00, 0.150, 0.00600, 0.50, 0.0150},
+};
+
 // Rows of a tile.
 int64_t TileM(const TileKind& kind) { return 64 * kind.m_tiles * (kind.take_turns ? 1 : kind.consumers); }
 
@@ -82,6 +88,9 @@ int64_t Columns(const Contraction& problem, int64_t tile_n) { return problem.gat
 int64_t Tiles(const Contraction& problem, int64_t tile_m, int64_t tile_n) {
   return DivideUp(Rows(problem), tile_m) * problem.groups * DivideUp(problem.group_filters(), Columns(problem, tile_n));
 }
+
+// fp32 without TF32.
+bool IsExact(const Contraction& problem) { return problem.dtype() == DType::kFloat && !problem.allow_tf32; }
 
 // Columns that are read and written at once.
 int64_t Vector(const Contraction& problem) {
@@ -118,7 +127,7 @@ double Cost(const Contraction& problem, const TileKind& kind, int tile_n, int sp
 }
 
 int64_t StageBytes(const Contraction& problem, const GemmConfig& config) {
-  return (config.tile_m() + config.tile_n) * config.tile_k * Size(problem);
+  return (config.tile_m() + config.tile_n * (1 + IsExact(problem))) * config.tile_k * Size(problem);
 }
 // Whether the program may run where the sums are: it reads nothing of a row, and has one result, of 16 bits. What is
 // read of the only row is of a pixel (engine.cc).
@@ -142,6 +151,12 @@ int64_t Chunks(const Contraction& problem, const GemmConfig& config) {
 int64_t PartsBytes(const Contraction& problem, const GemmConfig& config) {
   if (config.split_k == 1) return 0;
   return config.split_k * (1 + problem.gated) * Chunks(problem, config) * config.consumers * 64 * kColumns * 4;
+}
+
+// MMAs of fp32's parts, with the first factor in registers.
+std::string ExactSource(const GemmConfig& config) {
+  return Joined("#define MMA_TYPE \"tf32\"\n#define MMA_K \"8\"\n", kMmaSource,
+    WgmmaFunction("wgmma", DType::kFloat, config.tile_n, WgmmaA::kRegisters, false), "\n");
 }
 
 // Registers of a thread that hold what the program reads for a chunk of columns.
@@ -168,7 +183,7 @@ int64_t ChunksAhead(
   const int64_t room = (config.take_turns || config.consumers == 1 ? 200
                            : config.consumers == 2                 ? 146
                                                                    : 96) -
-    tiles * config.tile_n / 2 - kept;
+    tiles * (1 + IsExact(problem)) * config.tile_n / 2 - kept;
   if (Vector(problem) < 4) return 1;
   return std::clamp(room / std::max<int64_t>(1, OperandRegisters(program, problem)), int64_t{1}, chunks);
 }
@@ -212,7 +227,9 @@ Choice FindCheapest(const Contraction& problem, int most_cluster, const DeviceFa
         consider(kind, int(std::min<int64_t>(problem.filters / cluster, INT32_MAX)), cluster, 1);
     }
   };
-  if (!IsPointwise(problem))
+  if (IsExact(problem))
+    std::for_each(std::begin(kExactTiles), std::end(kExactTiles), consider_all);
+  else if (!IsPointwise(problem))
     std::for_each(std::begin(kImplicitTiles), std::end(kImplicitTiles), consider_all);
   else if (Size(problem) == 4)
     std::for_each(std::begin(kFloatTiles), std::end(kFloatTiles), consider_all);
@@ -233,7 +250,7 @@ cuda::TensorMap MapOfX(const Contraction& problem, const GemmConfig& config, siz
   const Window &h = problem.rows(), &w = problem.columns();
   const auto channels = uint64_t(problem.channels), columns = uint64_t(w.size), rows = uint64_t(h.size);
   cuda::TensorMap map{word, 0, {channels, uint64_t(Rows(problem))}, {channels}, uint32_t(config.tile_m())};
-  map.tf32 = problem.dtype() == DType::kFloat;
+  if (problem.dtype() == DType::kFloat) map.element = IsExact(problem) ? cuda::Element::kFloat : cuda::Element::kTf32;
   if (IsPointwise(problem)) return map;
   map.sizes = {channels, columns, rows, uint64_t(problem.batch)};
   map.steps = {channels, columns * channels, rows * columns * channels};
@@ -252,7 +269,7 @@ EngineKernel Make(const Program& program, const Contraction& problem, const Gemm
   std::vector<cuda::TensorMap> maps{MapOfX(problem, config, word)};
   for (size_t input = 1; input <= 1u + problem.gated; ++input) {
     maps.push_back({word + input * cuda::kTensorMapWords, input, {channels, filters}, {channels}, rows});
-    maps.back().tf32 = maps[0].tf32;
+    maps.back().element = maps[0].element;
     if (IsPointwise(problem)) continue;
     maps.back().sizes = {channels, filters, taps, 1};
     maps.back().steps = {taps * channels, channels, filters * taps * channels};
@@ -265,7 +282,6 @@ EngineKernel Make(const Program& program, const Contraction& problem, const Gemm
 // What FitsGemm and FitsImplicitGemm have in common.
 bool FitsMaps(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (!FitsEngines(program, problem, true)) return false;
-  if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
   if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
   if (problem.group_channels() * Size(problem) % 16 != 0) return false;  // rows begin at multiples of 16 bytes
   return problem.groups == 1 || problem.group_channels() * Size(problem) % 128 == 0;  // as Cost wants
@@ -296,6 +312,7 @@ bool IsImplicitGemmFast(const Program&, const Contraction& problem, const Device
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
+  if (IsExact(problem)) return limits.matmul_exact_pays != 0;
   const int64_t bytes = problem.group_channels() * Size(problem);
   if (double(bytes) < limits.implicit_gemm_least_fill * double(RoundUp(bytes, 128))) return false;
   if (Size(problem) == 4)
@@ -307,6 +324,7 @@ bool IsImplicitGemmFast(const Program&, const Contraction& problem, const Device
 bool IsGemmFast(const Program&, const Contraction& problem, const DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
+  if (IsExact(problem)) return target->limits.matmul_exact_pays != 0;
   if (problem.dtype() == DType::kFloat) return target->limits.matmul_tf32_pays != 0;
   const bool is_product = problem.rows().size * problem.columns().size == 1;
   return is_product || problem.groups > 1 ||
@@ -373,10 +391,10 @@ std::string GemmSource(
             {"IS_IMPLICIT", !IsPointwise(problem)}, {"ROWS_FIRST", config.rows_first}, {"BAND", kBand},
             {"COLUMNS", kColumns}, {"AHEAD", ChunksAhead(program, problem, config, runs_first, tail != nullptr)},
             {"VECTOR", Vector(problem)}, {"SPLIT_K", config.split_k}, {"CLUSTER", config.cluster * config.split_k},
-            {"IS_NORMALIZED", tail != nullptr}})
+            {"IS_NORMALIZED", tail != nullptr}, {"IS_EXACT", IsExact(problem)}})
        << "#define ENTRY " << Entry(problem) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
-       << kTmaSource << "\n"
+       << (IsExact(problem) ? ExactSource(config) : "") << kTmaSource << "\n"
        << kClusterSource << "\n"
        << kGemmEpilogueSource << "\n";
   if (tail != nullptr) {
@@ -390,7 +408,11 @@ std::string GemmSource(
 
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const DeviceFacts& device) {
   const int64_t blocks = Tiles(problem, config.tile_m(), config.tile_n) * config.split_k;
-  return {std::min<int64_t>(blocks, device.multiprocessors), config.consumers * 128 + (config.take_turns ? 128 : 64),
+  return {std::min<int64_t>(blocks, device.multiprocessors),
+    config.consumers * 128 +
+      (IsExact(problem)       ? 256
+          : config.take_turns ? 128
+                              : 64),
     config.stages * StageBytes(problem, config) + StagingBytes(config) + PartsBytes(problem, config)};
 }
 
@@ -411,7 +433,7 @@ std::optional<GemmConfig> ConfigureGemmNorm(const Program& program, const Contra
     std::find(behind.begin(), behind.end(), 0) != behind.end() || norm.axis != -1 || !norm.axes.empty() ||
     norm.groups > 0)
     return {};
-  if (!FitsGemm(program, problem, device) || problem.groups > 1) return {};
+  if (!FitsGemm(program, problem, device) || problem.groups > 1 || IsExact(problem)) return {};
   const Choice apart = FindCheapest(problem, 0, device), whole = FindCheapest(problem, most_cluster, device);
   if (whole.cost == std::numeric_limits<double>::infinity()) return {};
   GemmConfig config = whole.config;

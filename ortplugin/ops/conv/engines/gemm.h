@@ -1,5 +1,6 @@
-// Matrix products and convolutions in fp16, bf16 and TF32, NHWC: a persistent, warp-specialized GEMM on Hopper's tensor
-// cores and copy engine, which reads a convolution's pixels in place (implicit GEMM).
+// Matrix products and convolutions in fp16, bf16, TF32 and, by three products of TF32, fp32, NHWC: a persistent,
+// warp-specialized GEMM on Hopper's tensor cores and copy engine, which reads a convolution's pixels in place (implicit
+// GEMM).
 #pragma once
 
 #include "ortplugin/ops/conv/engines/engine.h"

@@ -22,7 +22,6 @@
 #include "ortplugin/ops/conv/engines/grouped.h"
 #include "ortplugin/ops/conv/engines/patch.h"
 #include "ortplugin/ops/conv/engines/polyphase.h"
-#include "ortplugin/ops/conv/engines/simt.h"
 #include "ortplugin/ops/conv/engines/split_k.h"
 #include "ortplugin/ops/conv/engines/stem.h"
 
@@ -74,9 +73,6 @@ const std::vector<Engine>& EngineTable() {
       "measured"},
     {"implicit_gemm", FitsImplicitGemm, IsImplicitGemmFast, Make<MakeImplicitGemm>,
       "convolutions of several taps, and with strides; behind all that know more of their filters. As measured"},
-    {"simt", FitsSimt, IsSimtFast, Make<MakeSimt>,
-      "fp32 without TF32, by FMAs; behind depthwise, few_output_channels and gemv, the only others for that. Not "
-      "measured yet: the library's engine stays the default (simt_pays)"},
     {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
       "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
     {"nchw_few", FitsNchwFew, Always, Make<MakeNchwFew>,

@@ -65,7 +65,7 @@ def test_bfloat16():
   assert (constant(optimized, node.input[1]) == values.T).all()
 
 
-SINGLE = MatMulToFused("matmul-to-tf32", ("float",), "float32")
+SINGLE = MatMulToFused("matmul-float32", ("float",), "float32")
 
 
 @parametrize("text", [MATMUL, gemm(operands="x, w")])
