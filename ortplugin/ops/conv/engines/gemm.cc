@@ -72,7 +72,7 @@ constexpr TileKind kImplicitTiles[] = {
 // Of fp32 without TF32, by an estimate: three MMAs in place of one.
 constexpr TileKind kExactTiles[] = {
   {1, 128, false, 1, 32, 128, 2.00, 0.250, 0.00300, 0.50, 0.0150},
-  {2, 128, false, 1, 32, 128, 2.00, 0.150, 0.00600, 0.50, 0.0150},
+  {2, 128, false, 1, 64, 128, 2.00, 0.150, 0.00800, 0.50, 0.0150},
 };
 
 // Rows of a tile.
@@ -127,7 +127,7 @@ double Cost(const Contraction& problem, const TileKind& kind, int tile_n, int sp
 }
 
 int64_t StageBytes(const Contraction& problem, const GemmConfig& config) {
-  return (config.tile_m() + config.tile_n * (1 + IsExact(problem))) * config.tile_k * Size(problem);
+  return (config.tile_m() + config.tile_n) * config.tile_k * Size(problem) * (1 + IsExact(problem));
 }
 // Whether the program may run where the sums are: it reads nothing of a row, and has one result, of 16 bits. What is
 // read of the only row is of a pixel (engine.cc).
@@ -151,12 +151,6 @@ int64_t Chunks(const Contraction& problem, const GemmConfig& config) {
 int64_t PartsBytes(const Contraction& problem, const GemmConfig& config) {
   if (config.split_k == 1) return 0;
   return config.split_k * (1 + problem.gated) * Chunks(problem, config) * config.consumers * 64 * kColumns * 4;
-}
-
-// MMAs of fp32's parts, with the first factor in registers.
-std::string ExactSource(const GemmConfig& config) {
-  return Joined("#define MMA_TYPE \"tf32\"\n#define MMA_K \"8\"\n", kMmaSource,
-    WgmmaFunction("wgmma", DType::kFloat, config.tile_n, WgmmaA::kRegisters, false), "\n");
 }
 
 // Registers of a thread that hold what the program reads for a chunk of columns.
@@ -394,7 +388,7 @@ std::string GemmSource(
             {"IS_NORMALIZED", tail != nullptr}, {"IS_EXACT", IsExact(problem)}})
        << "#define ENTRY " << Entry(problem) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
-       << (IsExact(problem) ? ExactSource(config) : "") << kTmaSource << "\n"
+       << kTmaSource << "\n"
        << kClusterSource << "\n"
        << kGemmEpilogueSource << "\n";
   if (tail != nullptr) {

@@ -16,8 +16,8 @@
 // that the tile's results see of it (im2col).
 //
 // IS_EXACT, of fp32 without TF32, a product is three of TF32 (3xTF32): TMA leaves fp32 as it is, of which the tensor
-// cores cut off what TF32 hasn't, and a warpgroup more makes what is left of w (rest_of) for the others. As tensor
-// cores cut off sums, too, each K tile has sums of its own, which are added outside of them.
+// cores cut off what TF32 hasn't, and a warpgroup more makes what is left of each element (rest_of) for the others. As
+// tensor cores cut off sums, too, each K tile has sums of its own, which are added outside of them.
 
 #define SHARERS (TAKE_TURNS ? 1 : CONSUMERS)  // warpgroups of a tile
 #define TILE_M (64 * M_TILES * SHARERS)
@@ -34,7 +34,8 @@
 #define THREADS (CONSUMERS * 128 + PRODUCER_WARPS * 32 + IS_EXACT * 128)
 #define X_BYTES (TILE_M * TILE_K * SIZE)
 #define W_BYTES (TILE_N * TILE_K * SIZE)
-#define STAGE_BYTES (X_BYTES + W_BYTES * (1 + IS_EXACT))  // and the rests of w
+#define COPY_BYTES (X_BYTES + W_BYTES)
+#define STAGE_BYTES (COPY_BYTES * (1 + IS_EXACT))  // behind the copies their rests
 
 struct GemmArguments {
   Arguments a;
@@ -180,57 +181,40 @@ DEVICE void add_parts(const float (&sums)[TILE_N / 2], float4* parts, float (&wh
 #if IS_EXACT
 // What TF32 hasn't of x. All products have one sum, so no rest may be 0 beside another factor's infinity, as 0 times
 // that is NaN: it has a share of x, too small to count. What is not finite is its own rest.
-DEVICE unsigned rest_of(unsigned x) {
-  unsigned high, rest;
-  split_tf32(__uint_as_float(x), high, rest);
-  const float shared = fmaf(__uint_as_float(high), 0x1p-60f, __uint_as_float(rest));
-  return fabsf(__uint_as_float(x)) < __int_as_float(0x7f800000) ? __float_as_uint(shared) : x;
+DEVICE float rest_of(float x) {
+  const float high = __uint_as_float(__float_as_uint(x) & 0xffffe000u), rest = fmaf(high, 0x1p-60f, x - high);
+  return fabsf(x) < __int_as_float(0x7f800000) ? rest : x;
 }
 
-// The rests of each stage's w. `split`: the barriers at which consumers wait for them.
-DEVICE void split_weights(Tiles tiles, uint4* shared, unsigned full, unsigned split) {
+// The rests of each stage. `split`: the barriers at which consumers wait for them.
+DEVICE void split_copies(Tiles tiles, float4* shared, unsigned full, unsigned split) {
   Ring<STAGES> ring;
   for (; tiles.exists(); tiles.step())
 #pragma unroll 1
     for (int k_tile = FIRST_K; k_tile < END_K; ++k_tile, ring.step()) {
       wait_barrier(full + ring.stage * 8, ring.phase);
-      uint4* const from = shared + (ring.stage * STAGE_BYTES + X_BYTES) / 16 + threadIdx.x % 128;
+      float4* const from = shared + ring.stage * (STAGE_BYTES / 16) + threadIdx.x % 128;
 #pragma unroll 4
-      for (int i = 0; i < W_BYTES / 16; i += 128) {
-        const uint4 x = from[i];
-        from[W_BYTES / 16 + i] = {rest_of(x.x), rest_of(x.y), rest_of(x.z), rest_of(x.w)};
+      for (int i = 0; i < COPY_BYTES / 16; i += 128) {
+        const float4 x = from[i];
+        from[COPY_BYTES / 16 + i] = {rest_of(x.x), rest_of(x.y), rest_of(x.z), rest_of(x.w)};
       }
       fence_async_proxy();
       arrive(split + ring.stage * 8);
     }
 }
 
-// The products of a stage: those with rests first, which are small. Rows of x pass through registers, as it is shared
-// memory that is busy.
-DEVICE void multiply_exact(
-  float (&sums)[TILE_N / 2], const storage_t* left, const storage_t* right, unsigned full, unsigned split, int phase) {
-  constexpr int kSteps = TILE_K / 8;
-  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-  unsigned x[2][kSteps][4];
+// The products of a stage: those with rests first, which are small.
+DEVICE void multiply_exact(float (&sums)[TILE_N / 2], const storage_t* left, const storage_t* right) {
+  constexpr int kRests = COPY_BYTES / SIZE;
   float products[TILE_N / 2];
-  wait_barrier(full, phase);
-#pragma unroll
-  for (int k = 0; k < kSteps; ++k) {
-    load_matrices(x[0][k], left + swizzled_offset(row, 2 * k + lane / 16, 0));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[1][k][i] = rest_of(x[0][k][i]);
-  }
-#pragma unroll
-  for (int i = 0; i < TILE_N / 2; ++i) products[i] = 0;
-  wait_barrier(split, phase);
   fence_wgmma();
 #pragma unroll
   for (int term = 0; term < 3; ++term)
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      const unsigned (&a)[4] = x[term == 0][k];
-      wgmma(products, a[0], a[1], a[2], a[3], descriptor(right + (term == 1) * (W_BYTES / SIZE) + k * 8));
-    }
+    for (int k = 0; k < TILE_K; k += 8)
+      wgmma(products, descriptor(left + (term == 0) * kRests + k), descriptor(right + (term == 1) * kRests + k),
+        term > 0 || k > 0);
   wait_wgmma(products);
 #pragma unroll
   for (int i = 0; i < TILE_N / 2; ++i) sums[i] += products[i];
@@ -239,8 +223,7 @@ DEVICE void multiply_exact(
 
 // A warpgroup's rows of the tiles. `shared`: the stages, then each warp's staging. `turns`: the barriers at which
 // warpgroups that take turns wait for each other.
-DEVICE void consume(
-  const Arguments& a, Tiles tiles, storage_t* shared, unsigned full, unsigned empty, unsigned turns, unsigned split) {
+DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned full, unsigned empty, unsigned turns) {
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x / 32;
   float* const staging = (float*)((char*)shared + STAGES * STAGE_BYTES) + warp * (16 * PITCH);
   const int own_rows = TAKE_TURNS ? 0 : warpgroup * (64 * M_TILES);  // of the tile, from there on
@@ -268,11 +251,11 @@ DEVICE void consume(
 #endif
 #pragma unroll 1
     for (int k_tile = FIRST_K; k_tile < END_K; ++k_tile) {
-      if (!IS_EXACT) wait_barrier(full + ring.stage * 8, ring.phase);
+      wait_barrier(full + ring.stage * 8, ring.phase);
       const storage_t* const left = shared + ring.stage * (STAGE_BYTES / SIZE) + own_rows * ROW;
       const storage_t* const right = shared + ring.stage * (STAGE_BYTES / SIZE) + X_BYTES / SIZE;
 #if IS_EXACT
-      multiply_exact(sums[0], left, right, full + ring.stage * 8, split + ring.stage * 8, ring.phase);
+      multiply_exact(sums[0], left, right);
       release(ring.stage);
       ring.step();
 #else
@@ -338,11 +321,11 @@ __cluster_dims__(CLUSTER, 1, 1)
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for a warp
   if (warp < CONSUMERS * 4) {
     if (GIVES_REGISTERS) take_registers<IS_EXACT ? 208 : 232>();
-    consume(g.a, tiles, (storage_t*)shared, full, empty, turns, split);
+    consume(g.a, tiles, (storage_t*)shared, IS_EXACT ? split : full, empty, turns);
   } else {
     if (GIVES_REGISTERS) give_registers<40>();
 #if IS_EXACT
-    if (warp >= CONSUMERS * 4 + PRODUCER_WARPS) return split_weights(tiles, shared, full, split);
+    if (warp >= CONSUMERS * 4 + PRODUCER_WARPS) return split_copies(tiles, (float4*)shared, full, split);
 #endif
     if (threadIdx.x % 32 != 0) return;
     if (warp == CONSUMERS * 4)
