@@ -13,6 +13,7 @@ from ..passes.attention.attention_rotary import ATTENTION_ROTARY
 from ..passes.attention.attention_views import ATTENTION_VIEWS
 from ..passes.attention.fuse_attention import ATTENTION_FLOAT32, FUSE_ATTENTION
 from ..passes.attention.merge_products import MERGE_PRODUCTS
+from ..passes.attention.normed_products import NORMED_PRODUCTS
 from ..passes.attention.rotated_rows import ROTATED_ROWS
 from ..passes.attention.scaled_masks import SCALED_MASKS
 from ..passes.attention.scaled_queries import SCALED_QUERIES
@@ -194,6 +195,7 @@ TABLE: tuple[Step, ...] = (
   Step(ROTATED_ROWS, EVERY_ROUND, "after attention, whose Q and K it makes what attention-rotary knows"),
   Step(ATTENTION_ROTARY, EVERY_ROUND, "after attention, whose Q and K it knows, before what it lets read one tensor"),
   Step(MERGE_PRODUCTS, EVERY_ROUND, "after attention, which says how it reads the products"),
+  Step(NORMED_PRODUCTS, EVERY_ROUND, "beside it"),
   Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),
   Step(FUSE_CONV, BEFORE_PRECISION | QUIET_ROUND, "after all that looks for a Conv"),
   Step(ALLOW_TF32, TF32, "before the layout of what TF32 makes fast is chosen"),

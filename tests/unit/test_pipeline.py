@@ -15,7 +15,8 @@ _ORDER = """
     channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather masked-fill
     update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-lstm lstm-to-tf32
     scaled-queries scaled-masks fuse-attention
-    attention-float32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
+    attention-float32 attention-cache rotated-rows attention-rotary merge-products normed-products
+    batch-norm-pointwise fuse-conv
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
     vector-conv-transpose turn-conv-transpose image-output paired-columns lone-split transpose-views attention-views
     col2im-to-gather padded-order flat-pad row-order outer-product matmul-to-fused matmul-float32 patches-to-matmul

@@ -26,7 +26,7 @@ TAIL = " (h d)"
 
 
 @dataclass(frozen=True)
-class _Projection:
+class Projection:
   """One operand of an attention as a product with constants: x [.., K] weight [K, heads * d] + bias [heads * d]."""
 
   index: int
@@ -47,10 +47,10 @@ def merge(scope: Scope, node: gs.Node) -> Outcome:
   """Merges projections of one attention; with several tensors those of one after the other."""
   if not is_attention(scope, node):
     return None
-  found = [_projection(scope, node, index) for index in range(3)]
-  groups: dict[tuple[int, str, int], list[_Projection]] = {}
+  found = [_operand(scope, node, index) for index in range(3)]
+  groups: dict[tuple[int, str, int], list[Projection]] = {}
   for each in found:
-    if isinstance(each, _Projection):
+    if isinstance(each, Projection):
       groups.setdefault(each.key, []).append(each)
   group = next((each for each in groups.values() if len(each) > 1), None)
   if group is None:
@@ -58,10 +58,28 @@ def merge(scope: Scope, node: gs.Node) -> Outcome:
   return _merge(scope, node, group)
 
 
-def _merge(scope: Scope, node: gs.Node, group: Sequence[_Projection]) -> Applied:
-  old = list({id(each): each for one in group for each in one.nodes}.values())
-  labels = labelled(*old)
-  x, total, width = group[0].x, sum(each.heads for each in group), sum(each.weight.shape[1] for each in group)
+def _merge(scope: Scope, node: gs.Node, group: Sequence[Projection]) -> Applied:
+  labels = labelled(*nodes_of(group))
+  product = merged_product(scope, node, group)
+  total, first = sum(each.heads for each in group), 0
+  for each in group:
+    node.inputs[each.index] = product
+    lead = each.layout.removesuffix(TAIL)
+    node.attrs[OPERANDS[each.index][0]] = f"{lead} (h:{first}/{total} d)"
+    first += each.heads
+  for old in nodes_of(group):
+    scope.remove(old)
+  return Applied(labels, node)
+
+
+def nodes_of(group: Sequence[Projection]) -> list[gs.Node]:
+  """What makes the operands, each once."""
+  return list({id(each): each for one in group for each in one.nodes}.values())
+
+
+def merged_product(scope: Scope, node: gs.Node, group: Sequence[Projection]) -> gs.Tensor:
+  """One product in front of `node` for all of them, side by side."""
+  x, width = group[0].x, sum(each.weight.shape[1] for each in group)
   dtype = group[0].weight.dtype
   weight = scope.add_constant(np.concatenate([each.weight for each in group], axis=1), f"{node.name}/weights")
   shape = (*(scope.shape(x) or ())[:-1], width)
@@ -70,25 +88,24 @@ def _merge(scope: Scope, node: gs.Node, group: Sequence[_Projection]) -> Applied
     biases = [np.zeros(each.weight.shape[1], dtype) if each.bias is None else each.bias for each in group]
     bias = scope.add_constant(np.concatenate(biases), f"{node.name}/bias")
     product = emit(scope, node, "Add", [product, bias], shape)
-  first = 0
-  for each in group:
-    node.inputs[each.index] = product
-    lead = each.layout.removesuffix(TAIL)
-    node.attrs[OPERANDS[each.index][0]] = f"{lead} (h:{first}/{total} d)"
-    first += each.heads
-  for each in old:
-    scope.remove(each)
-  return Applied(labels, node)
+  return product
 
 
-def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed | None:
-  """The operand as a product; None if it is none, Missed if it is one that can't be merged."""
+def _operand(scope: Scope, node: gs.Node, index: int) -> Projection | Missed | None:
+  """An operand of the attention as a product, if it lies as one leaves it."""
   name, heads_of = OPERANDS[index]
   layout, heads = node.attrs.get(name, "b h s d"), int(node.attrs[heads_of])
   text = layout.decode() if isinstance(layout, bytes) else str(layout)
   tensor = node.inputs[index]
   if not text.endswith(TAIL) or sum(each is tensor for each in node.inputs) > 1:
     return None
+  return projection(scope, node, tensor, heads, index, text)
+
+
+def projection(
+  scope: Scope, node: gs.Node, tensor: gs.Tensor, heads: int, index: int, layout: str
+) -> Projection | Missed | None:
+  """What `node` reads as a product; None if it is none, Missed if it is one that can't be merged."""
   made, bias, nodes = scope.producer(tensor), None, []
   if made is not None and scope.op(made) == "Add":
     pairs = zip(made.inputs, reversed(made.inputs), strict=True)
@@ -117,7 +134,7 @@ def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed
   if weight.shape[1] % heads or (bias is not None and bias.size not in (1, weight.shape[1])):
     return None
   bias = None if bias is None else np.broadcast_to(bias, weight.shape[1])
-  return _Projection(index, heads, text, x, weight, bias, tuple(nodes))
+  return Projection(index, heads, layout, x, weight, bias, tuple(nodes))
 
 
 def _product(scope: Scope, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor, Array | None, bool] | None:

@@ -306,9 +306,9 @@ bool IsImplicitGemmFast(const Program&, const Contraction& problem, const Device
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
-  if (IsExact(problem)) return limits.matmul_exact_pays != 0;
   const int64_t bytes = problem.group_channels() * Size(problem);
   if (double(bytes) < limits.implicit_gemm_least_fill * double(RoundUp(bytes, 128))) return false;
+  if (IsExact(problem)) return limits.matmul_exact_pays != 0;
   if (Size(problem) == 4)
     return ElementCount(problem.x()) + ElementCount(problem.result()) <= limits.implicit_gemm_most_elements_tf32;
   return Taps(problem) * problem.group_channels() < limits.implicit_gemm_long_sum ||
