@@ -43,13 +43,6 @@ MISTAKES = (
     "that the convolution's bias is scaled, too",
   ),
   Mistake(
-    "fold-pad",
-    "ortplugin.passes.conv.fold_pad",
-    "return [*pads_begin[2:], *pads_end[2:]]",
-    "return [*pads_end[2:], *pads_begin[2:]]",
-    "the order of begins and ends",
-  ),
-  Mistake(
     "channel-shuffle",
     "ortplugin.passes.layout.channel_shuffle",
     ".reshape(groups, members).T",
@@ -57,55 +50,11 @@ MISTAKES = (
     "which of the two factors comes first",
   ),
   Mistake(
-    "common-subexpressions",
-    "ortplugin.passes.simplify.common_subexpressions",
-    "return _attributes(a) == _attributes(b)",
-    "return set(a.attrs) == set(b.attrs)",
-    "the attributes' values",
-  ),
-  Mistake(
-    "remove-identities",
-    "ortplugin.passes.simplify.remove_identities",
-    "if producer is None or scope.is_output(x):",
-    "if producer is None:",
-    "that what the identity reads may be a graph output, too",
-  ),
-  Mistake(
-    "transpose-views",
-    "ortplugin.passes.layout.transpose_views",
-    "[inner[axis] for axis in outer]",
-    "[outer[axis] for axis in inner]",
-    "which of two permutations is applied first",
-  ),
-  Mistake("gemm-to-conv", "ortplugin.passes.conv.gemm_to_conv", "or scale != [1, 1]:", "or False:", "alpha and beta"),
-  Mistake(
-    "fuse-pointwise",
-    "ortplugin.graph.pointwise",
-    "return writer.emit(spec.name, *_operands(writer, node, hints), **attributes)",
-    "order = -1 if spec.name == 'Sub' else 1\n"
-    "  return writer.emit(spec.name, *_operands(writer, node, hints)[::order], **attributes)",
-    "the order of a Sub's operands",
-  ),
-  Mistake(
-    "norm-prologue",
-    "ortplugin.passes.absorb",
-    "for tensor in other.outputs if scope.used_beyond(tensor, nodes))]",
-    "for tensor in other.outputs if scope.is_output(tensor))]",
-    "another consumer of the sum that is normalised, or of a gradient",
-  ),
-  Mistake(
     "channels-last",
     "ortplugin.passes.layout.axes",
     "sorted(axis_last(axis, rank) for axis in given)",
     "sorted(axis % rank for axis in given)",
     "that a reduction's axes have other numbers with channels last",
-  ),
-  Mistake(
-    "pointwise-views",
-    "ortplugin.passes.pointwise.pointwise_views",
-    "whole = [index for index, tensor in given if scope.same_shape(tensor, y)]\n  if len(whole) != 1",
-    "whole = [index for index, tensor in given if scope.same_shape(tensor, y)]\n  if not whole",
-    "that a second operand may need the view, too",
   ),
 )
 

@@ -26,10 +26,10 @@ from ..members import Member
 from ..norm.fused import NormCore, node_of
 from .merge_products import Projection, merged_product, nodes_of, projection
 from .node import is_attention
+from .operands import OPERANDS
 
-LAYOUTS = ("b s h d", "b h s d")  # of a norm's result: as Reshape leaves it, and behind a Transpose
+BEFORE_TRANSPOSE = "b s h d"  # of a norm's result
 PRODUCT = "b s (h d)"
-CORE = NormCore()
 
 
 @dataclass(frozen=True)
@@ -51,89 +51,86 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   """Merges Q, K and, where it may be, V of one attention."""
   if not is_attention(scope, node) or len({id(each) for each in node.inputs[:3]}) < 3:
     return None
-  normed = [_normed(scope, node, 0, "heads"), _normed(scope, node, 1, "kv_heads")]
-  if missed := [each for each in normed if isinstance(each, Missed)]:
-    return missed
-  found = [each for each in normed if isinstance(each, _Normed)]
-  if len(found) < 2 or not _are_alike(*found):
+  q, k = (_normed(scope, node, index) for index in (0, 1))
+  if not isinstance(q, _Normed) or not isinstance(k, _Normed):
+    return [each for each in (q, k) if isinstance(each, Missed)] or None
+  if q.product.x is not k.product.x or (q.size, q.at) != (k.size, k.at) or str(q.norm.program) != str(k.norm.program):
     return None
-  q, k = found
-  constants = _constants(scope, found)
+  constants = _constants(scope, (q, k))
   if isinstance(constants, str):
     return Missed(k.norm.node, constants)
-  v = None
+  group, v = [q.product, k.product], None
   if str(node.attrs.get("v_layout")) == PRODUCT:
     v = projection(scope, node, node.inputs[2], k.product.heads, 2, PRODUCT)
-  is_merged = isinstance(v, Projection) and v.x is q.product.x and v.weight.shape[1] == k.product.weight.shape[1]
-  group = [q.product, k.product, *([v] if is_merged and isinstance(v, Projection) else [])]
-  return _merge(scope, node, found, group, constants)
-
-
-def _merge(
-  scope: Scope, node: gs.Node, found: Sequence[_Normed], group: Sequence[Projection], constants: Sequence[Array]
-) -> Applied:
-  q = found[0]
-  old = [*(each.norm.node for each in found), *(view for each in found for view in each.views), *nodes_of(group)]
+  if isinstance(v, Projection) and v.x is q.product.x and v.weight.shape[1] == k.product.weight.shape[1]:
+    group.append(v)
+  old = [q.norm.node, k.norm.node, *q.views, *k.views, *nodes_of(group)]
   labels = labelled(*old)
-  total = sum(each.heads for each in group)
-  product = merged_product(scope, node, group)
-  shape = (*(scope.shape(product) or ())[:-1], total, q.size)
-  x = emit(scope, node, "Reshape", [product, integers(scope, [0, 0, total, q.size], "heads")], shape)
-  program, inputs = q.norm.program, [*q.norm.inputs]
-  others = [i for i in range(len(inputs)) if i != q.at]
-  for i, values in zip(others, constants, strict=True):
-    whole = np.ones((total, q.size), values.dtype)
-    whole[: len(values)] = values
-    inputs[i] = scope.add_constant(whole, q.norm.inputs[i].name)
-  inputs[q.at] = x
-  if len(group) == 3:
-    is_normed = np.arange(total)[:, None] < total - group[2].heads
-    inputs.append(scope.add_constant(is_normed, f"{node.name}/normed"))
-    chosen, y = Parameter("bool", program.fresh("normed")), program.fresh("y")
-    where = Statement(y, "Where", (chosen.name, program.results[0].name, program.parameters[q.at].name))
-    program = program.with_statements([where], [Parameter(program.results[0].dtype, y)], [chosen])
-  norm = node_of(program, inputs, q.norm.node.name)
-  norm.outputs = [gs.Variable(scope.unique(f"{node.name}/heads"), q.norm.outputs[0].dtype, shape)]
-  scope.insert(norm, node)
-  first = 0
-  for each, name in zip(group, ("q_layout", "k_layout", "v_layout"), strict=False):
-    node.inputs[each.index] = norm.outputs[0]
-    node.attrs[name] = f"b s h:{first}/{total} d"
+  product, first = _merged(scope, node, q, group, constants), 0
+  for each in group:
+    node.inputs[each.index] = product
+    node.attrs[OPERANDS[each.index][0]] = f"{BEFORE_TRANSPOSE.replace('h', f'h:{first}/{_heads(group)}')}"
     first += each.heads
-  for each in old:
-    scope.remove(each)
+  for gone in old:
+    scope.remove(gone)
   return Applied(labels, node)
 
 
-def _normed(scope: Scope, node: gs.Node, index: int, heads_of: str) -> _Normed | Missed | None:
+def _heads(group: Sequence[Projection]) -> int:
+  return sum(each.heads for each in group)
+
+
+def _merged(
+  scope: Scope, node: gs.Node, q: _Normed, group: Sequence[Projection], constants: Sequence[Array]
+) -> gs.Tensor:
+  """The heads of all projections, of which those of Q and K are normalised."""
+  total, size = _heads(group), q.size
+  product = merged_product(scope, node, group)
+  shape = (*(scope.shape(product) or ())[:-1], total, size)
+  inputs = [emit(scope, node, "Reshape", [product, integers(scope, [0, 0, total, size], "heads")], shape)]
+  for values, given in zip(constants, (each for i, each in enumerate(q.norm.inputs) if i != q.at), strict=True):
+    whole = np.ones((total, size), values.dtype)
+    whole[: len(values)] = values
+    inputs.append(scope.add_constant(whole, given.name))
+  inputs.insert(q.at, inputs.pop(0))
+  program = q.norm.program
+  if len(group) == 3:
+    is_normed = np.arange(total)[:, None] < total - group[2].heads
+    inputs.append(scope.add_constant(is_normed, f"{node.name}/normed"))
+    chosen, result = Parameter("bool", program.fresh("normed")), program.results[0]
+    where = Statement(program.fresh("y"), "Where", (chosen.name, result.name, program.parameters[q.at].name))
+    program = program.with_statements([where], [Parameter(result.dtype, where.name)], [chosen])
+  norm = node_of(program, inputs, q.norm.node.name)
+  norm.outputs = [gs.Variable(scope.unique(f"{node.name}/heads"), q.norm.outputs[0].dtype, shape)]
+  scope.insert(norm, node)
+  return norm.outputs[0]
+
+
+def _normed(scope: Scope, node: gs.Node, index: int) -> _Normed | Missed | None:
   """Q or K as a norm of a product's heads."""
-  name = ("q_layout", "k_layout")[index]
+  name, heads_of = OPERANDS[index]
   made, layout = scope.producer(node.inputs[index]), str(node.attrs.get(name, STANDARD))
-  if made is None or layout not in LAYOUTS or (norm := CORE.read(scope, made)) is None:
+  norm = None if made is None else NormCore().read(scope, made)
+  if made is None or norm is None or norm.program.core is None or layout not in (STANDARD, BEFORE_TRANSPOSE):
     return None
-  core = norm.program.core
-  given = [i for i, each in enumerate(norm.program.parameters) if each.name in norm.program.prologue]
-  if core is None or len(given) != 1 or len(norm.outputs) != 1 or core.number("axis") != -1:
+  core, parameters, results = norm.program.core, norm.program.parameters, norm.program.results
+  given = [i for i, each in enumerate(parameters) if each.name in norm.program.prologue]
+  if len(given) != 1 or len(results) != 1 or parameters[given[0]].dtype != results[0].dtype:
     return None
-  dtypes = {norm.program.parameters[given[0]].dtype, norm.program.results[0].dtype}
-  if core.attribute("axes") or core.number("groups") or len(dtypes) > 1:
+  if core.number("axis") != -1 or core.attribute("axes") or core.number("groups"):
     return None
   if used := scope.used_beyond(norm.outputs[0], [node]):
     return Missed(made, used)
-  views = _views(scope, made, norm.inputs[given[0]], int(node.attrs[heads_of]), layout)
-  if not views:
-    return None
-  before = views[-1]
-  product = projection(scope, before, before.inputs[0], int(node.attrs[heads_of]), index, PRODUCT)
-  if not isinstance(product, Projection):
-    return product
-  return _Normed(norm, given[0], views, product)
+  heads = int(node.attrs[heads_of])
+  views = _views(scope, made, norm.inputs[given[0]], heads, layout)
+  product = projection(scope, views[-1], views[-1].inputs[0], heads, index, PRODUCT) if views else None
+  return _Normed(norm, given[0], views, product) if isinstance(product, Projection) else product
 
 
 def _views(scope: Scope, norm: gs.Node, x: gs.Tensor, heads: int, layout: str) -> tuple[gs.Node, ...]:
   """From what is normalised back to the product: the Transpose, if heads are in front, and the Reshape; or nothing."""
   views: list[gs.Node] = []
-  for op in ("Reshape",) if layout == LAYOUTS[0] else ("Transpose", "Reshape"):
+  for op in ("Transpose", "Reshape") if layout == STANDARD else ("Reshape",):
     view = scope.producer(x, op)
     if view is None or scope.used_beyond(x, [views[-1] if views else norm]):
       return ()
@@ -147,25 +144,18 @@ def _views(scope: Scope, norm: gs.Node, x: gs.Tensor, heads: int, layout: str) -
   return tuple(views) if whole[:2] == split[:2] and split[2] == heads else ()
 
 
-def _are_alike(q: _Normed, k: _Normed) -> bool:
-  """Whether both norms are one but for their constants, of products of one tensor."""
-  return q.product.x is k.product.x and q.size == k.size and q.at == k.at and str(q.norm.program) == str(k.norm.program)
-
-
 def _constants(scope: Scope, found: Sequence[_Normed]) -> list[Array] | str:
   """What the norms read besides, [heads of Q and of K, size], of each operand; or which is no constant of a head."""
   values = []
   for i in range(len(found[0].norm.inputs)):
-    if i == found[0].at:
-      continue
     rows = []
-    for each in found:
+    for each in found if i != found[0].at else ():
       tensor = each.norm.inputs[i]
       array = scope.constant(tensor, ELEMENTS)
       if array is None or array.shape[-1:] not in ((), (array.size,)) or array.size not in (1, each.size):
         return f"'{tensor.name}' is no constant of one head"
       rows.append(np.broadcast_to(array.reshape(-1), (each.product.heads, each.size)))
-    values.append(np.concatenate(rows))
+    values += [np.concatenate(rows)] if rows else []
   return values
 
 
