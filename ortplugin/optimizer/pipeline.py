@@ -13,7 +13,6 @@ from ..passes.attention.attention_rotary import ATTENTION_ROTARY
 from ..passes.attention.attention_views import ATTENTION_VIEWS
 from ..passes.attention.fuse_attention import ATTENTION_FLOAT32, FUSE_ATTENTION
 from ..passes.attention.merge_products import MERGE_PRODUCTS
-from ..passes.attention.normed_products import NORMED_PRODUCTS
 from ..passes.attention.rotated_rows import ROTATED_ROWS
 from ..passes.attention.scaled_masks import SCALED_MASKS
 from ..passes.attention.scaled_queries import SCALED_QUERIES
@@ -61,6 +60,7 @@ from ..passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ..passes.norm.fuse_rms_norm import FUSE_RMS_NORM
 from ..passes.norm.norm_epilogue import NORM_EPILOGUE
 from ..passes.norm.norm_prologue import NORM_PROLOGUE
+from ..passes.norm.normed_products import NORMED_PRODUCTS
 from ..passes.pointwise.any_to_sum import ANY_TO_SUM
 from ..passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ..passes.pointwise.fuse_sum_to import FUSE_SUM_TO

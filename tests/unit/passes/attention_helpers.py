@@ -1,14 +1,16 @@
 """What the tests of attention share: graphs of q, k and v, and the fused node's attributes."""
 
+import numpy as np
 import onnx
 import pytest
-from pass_helpers import all_attributes, assert_close, model, nodes_of, restore, run, run_pass, seeded
+from pass_helpers import add_weights, all_attributes, assert_close, model, nodes_of, restore, run, run_pass, seeded
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 from ortplugin.passes.attention import attention_operators, core
 
 # 2 images or texts, 5 rows, 7 columns where they differ from the rows, 4 heads of 8.
 SIZES = "b s (h d)"
+X = "float[2,5,16] x"
 STANDARD = {"q_layout": SIZES, "k_layout": SIZES, "v_layout": SIZES, "y_layout": SIZES}
 
 
@@ -21,6 +23,14 @@ def in_float(monkeypatch):
 
 def graph(nodes, inputs, y="float[2,5,32] y", constants="", opset=18):
   return model(f"({inputs}) => ({y}) <{constants}> {{ {nodes} }}", opset)
+
+
+def with_weights(original, **shapes):
+  generator = seeded(original)
+  for name, shape in shapes.items():
+    values = generator.standard_normal(shape).astype(np.float32) * 0.3
+    add_weights(original, **{name: values})
+  return original
 
 
 def feeds(original, scale=1.0, rng=None, **lengths):

@@ -1,8 +1,8 @@
 import onnx
 import pytest
-from attention_helpers import STANDARD, assert_equal, attentions, attributes, feeds, graph
+from attention_helpers import STANDARD, X, assert_equal, attentions, attributes, feeds, graph, with_weights
 from pass_helpers import operators, run_pass, stays
-from test_merge_products import CORE, HEADS, MERGED, PRODUCTS, WEIGHTS, X, with_weights
+from test_merge_products import CORE, HEADS, MERGED, PRODUCTS, WEIGHTS
 
 import ortplugin
 from ortplugin.optimizer.pipeline import ATTENTION_FLOAT32, DEAD_NODES

@@ -1,9 +1,8 @@
-import numpy as np
 import onnx
 import pytest
-from attention_helpers import attributes, fused, graph, in_float  # noqa: F401
+from attention_helpers import X, attributes, fused, graph, in_float, with_weights  # noqa: F401
 from onnx_models import initializers
-from pass_helpers import add_weights, operators, parametrize, reasons, run_pass, seeded
+from pass_helpers import operators, parametrize, reasons, run_pass
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
@@ -15,21 +14,12 @@ CORE = """kt = Transpose<0,2,3,1>(k4)  qh = Transpose<0,2,1,3>(q4)
 HEADS = "heads = {2,-1,4,8}  q4 = Reshape(q, heads)  k4 = Reshape(k, heads)  v4 = Reshape(v, heads)"
 PRODUCTS = "q = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)"
 BIASED = "q0 = MatMul(x, wq)  q = Add(q0, bq)  k = MatMul(x, wk)  v0 = MatMul(x, wv)  v = Add(bv, v0)"
-X = "float[2,5,16] x"
 MERGED = {
   "q_layout": "b s (h:0/12 d)",
   "k_layout": "b s (h:4/12 d)",
   "v_layout": "b s (h:8/12 d)",
   "y_layout": "b s (h d)",
 }
-
-
-def with_weights(original, **shapes):
-  generator = seeded(original)
-  for name, shape in shapes.items():
-    values = generator.standard_normal(shape).astype(np.float32) * 0.3
-    add_weights(original, **{name: values})
-  return original
 
 
 WEIGHTS = {"wq": (16, 32), "wk": (16, 32), "wv": (16, 32)}

@@ -20,13 +20,13 @@ from ...arrays import Array
 from ...graph import ELEMENTS, Scope, labelled
 from ...ops.attention.layout import STANDARD
 from ...program import Parameter, Statement
+from ..attention.merge_products import Projection, merged_product, nodes_of, projection
+from ..attention.node import is_attention
+from ..attention.operands import OPERANDS
 from ..driver import Applied, Missed, Outcome, RulePass
 from ..emit import emit, integers
 from ..members import Member
-from ..norm.fused import NormCore, node_of
-from .merge_products import Projection, merged_product, nodes_of, projection
-from .node import is_attention
-from .operands import OPERANDS
+from .fused import NormCore, node_of
 
 BEFORE_TRANSPOSE = "b s h d"  # of a norm's result
 PRODUCT = "b s (h d)"

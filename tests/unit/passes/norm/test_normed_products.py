@@ -1,8 +1,7 @@
 import pytest
-from attention_helpers import attributes, fused, graph, in_float  # noqa: F401
+from attention_helpers import X, attributes, fused, graph, in_float, with_weights  # noqa: F401
 from onnx_models import initializers
 from pass_helpers import nodes_of, operators, parametrize, run_pass
-from test_merge_products import X, with_weights
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION, FUSE_RMS_NORM, NORMED_PRODUCTS
 
