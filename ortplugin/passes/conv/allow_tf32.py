@@ -24,10 +24,14 @@ ABSENT = {
 
 
 def has_tensor_cores(node: gs.Node, dtype: str | None) -> bool:
-  """Whether a convolution of the dtype, or one's gradients, may use a GPU's tensor cores; exact ones by 3xTF32."""
-  has = node.attrs.get("allow_tf32", ABSENT[node.op]) != 0  # by default a session lets it
-  has |= node.op == "FusedConv" and node.attrs.get("group", 1) == 1 and bool(DEFAULT["matmul_exact_pays"])
-  return dtype in ("float16", "bfloat16") or (dtype == "float" and has)
+  """Whether a convolution of the dtype, or one's gradients, may use a GPU's tensor cores."""
+  may_round = node.attrs.get("allow_tf32", ABSENT[node.op]) != 0  # by default a session lets it
+  return dtype in ("float16", "bfloat16") or (dtype == "float" and (may_round or _has_3xtf32(node)))
+
+
+def _has_3xtf32(node: gs.Node) -> bool:
+  is_image = node.op == "FusedConv" and len(node.attrs["kernel_shape"]) == 2
+  return is_image and node.attrs.get("group", 1) == 1 and bool(DEFAULT["matmul_exact_pays"])
 
 
 def _set(value: int) -> Rule:

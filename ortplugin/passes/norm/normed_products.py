@@ -69,7 +69,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   product, first = _merged(scope, node, q, group, constants), 0
   for each in group:
     node.inputs[each.index] = product
-    node.attrs[OPERANDS[each.index][0]] = f"{BEFORE_TRANSPOSE.replace('h', f'h:{first}/{_heads(group)}')}"
+    node.attrs[OPERANDS[each.index][0]] = f"b s h:{first}/{_heads(group)} d"
     first += each.heads
   for gone in old:
     scope.remove(gone)

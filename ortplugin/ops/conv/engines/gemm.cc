@@ -402,11 +402,8 @@ std::string GemmSource(
 
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const DeviceFacts& device) {
   const int64_t blocks = Tiles(problem, config.tile_m(), config.tile_n) * config.split_k;
-  return {std::min<int64_t>(blocks, device.multiprocessors),
-    config.consumers * 128 +
-      (IsExact(problem)       ? 256
-          : config.take_turns ? 128
-                              : 64),
+  const int64_t others = IsExact(problem) ? 256 : config.take_turns ? 128 : 64;
+  return {std::min<int64_t>(blocks, device.multiprocessors), config.consumers * 128 + others,
     config.stages * StageBytes(problem, config) + StagingBytes(config) + PartsBytes(problem, config)};
 }
 

@@ -10,6 +10,7 @@ from ortplugin.optimizer.pipeline import (
   CHANNELS_LAST_ALWAYS,
   CHANNELS_LAST_ON_GPU,
   CONV_EPILOGUE,
+  FORBID_TF32,
   FUSE_CONV,
 )
 
@@ -90,6 +91,8 @@ def test_float16_and_float_by_default():
     said = onnx.ModelProto.FromString(single.SerializeToString())
     node_of(said, "FusedConv").attribute.extend(helper.make_attribute(*each) for each in allowed.items())
     run_pass(said, CHANNELS_LAST, into="Transpose FusedConv Relu Transpose")
+  for other in (GROUPED, ONE_DIMENSION):  # of which 3xTF32 has no engine
+    stays(run_pass(model(other), FUSE_CONV, FORBID_TF32)[0], CHANNELS_LAST)
   double, _ = run_pass(graph("y = Relu(c)", out="double[N,4,5,6] y", x="double[N,4,5,6] x"), FUSE_CONV)
   stays(double, CHANNELS_LAST)
 
