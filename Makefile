@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all native native-build sanitize test-gpu bench fuzz fuzz-mistakes fuzz-files \
+.PHONY: help install demo test test-all native native-build sanitize test-gpu bench fuzz fuzz-files \
 	conformance lint format library dev wheel clean gpu-tests gpu-bench
 
 help:
@@ -101,10 +101,6 @@ PROVIDER ?= cpu
 
 fuzz: $(INSTALLED)
 	cd tests && $(abspath $(BIN))/python -m fuzz.run --seeds $(SEEDS) --jobs $(JOBS) --provider $(PROVIDER)
-
-# Mistakes planted in passes, and how many random graphs it takes to find each.
-fuzz-mistakes: $(INSTALLED)
-	cd tests && $(abspath $(BIN))/python -m fuzz.mistakes --jobs $(JOBS)
 
 # The cases that the onnx package ships, in every variant.
 conformance: $(INSTALLED)

@@ -127,7 +127,7 @@ def _output(*command):
 
 
 def write(name, record, folder=RESULTS, *, columns=False):
-  """Writes `<folder>/<name>.json.xz`, numbers with six digits, what holds no other object in one line.
+  """Writes `<folder>/<name>.json.xz`, numbers with four digits, what holds no other object in one line.
 
   `columns`: of many rows alike the keys stand once, and each row lists its values, of texts that many rows have the
   number in "texts"; `read` reads both forms. A record may be several by name.
@@ -249,9 +249,9 @@ def older(rows, titles):
 
 
 def _shortened(value):
-  """Numbers with six digits, whole ones without a point."""
+  """Numbers with four digits, whole ones without a point."""
   if isinstance(value, float):
-    short = float(f"{value:.6g}")
+    short = float(f"{value:.4g}")
     return int(short) if short.is_integer() else short
   if isinstance(value, Mapping):
     return {key: _shortened(each) for key, each in value.items()}

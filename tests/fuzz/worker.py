@@ -39,9 +39,8 @@ LIVING = set()
 class Worker:
   """Asks a process of its own; where that dies or takes too long, the verdict says so, and the next is started."""
 
-  def __init__(self, provider="cpu", seconds=60, mistake="", module="fuzz.worker"):
+  def __init__(self, provider="cpu", seconds=60, module="fuzz.worker"):
     self.provider = provider
-    self.mistake = mistake
     self.seconds = seconds
     self.module = module
     self.spent = Counter()  # seconds by stage
@@ -99,8 +98,7 @@ class Worker:
       self._process = None
 
   def _start(self):
-    module = ["fuzz.mistaken_worker", self.mistake] if self.mistake else [self.module]
-    command = [sys.executable, "-m", *module, self.provider]
+    command = [sys.executable, "-m", self.module, self.provider]
     self._process = subprocess.Popen(
       command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=TESTS, env=environment()
     )

@@ -1,24 +1,29 @@
 """FusedAttention in ONNX Runtime on a GPU: equal to its reference for every dtype, layout, mask and address, the same
 bits in every run, under threads and CUDA graphs, beyond 2^31 elements."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 from attention_cases import CASES, GROWING, LARGE_CASES, TF32_CASES, by_name, case_of, check, growing
 from node_cases import model_with
+from onnx.helper import make_node
 from onnx_models import parametrize
 
 import ortplugin
 from gpu.device import bind, cupy, host, make, need_memory, run, run_bound
 from gpu.sessions import (
+  Trial,
   check_addresses,
   check_capture,
+  check_graph,
   check_repeats,
   check_replays,
   check_stream,
   check_threads,
   trial as trial_of,
 )
+from ortplugin.graph import DOMAIN
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES
 
@@ -216,6 +221,19 @@ def test_a_cache_is_written_in_place(name):
     cupy.cuda.get_current_stream().synchronize()
     session.run_with_iobinding(binding)
     check(case, [cupy.asnumpy(each) for each in outputs], inputs=inputs)
+
+
+def test_a_cache_that_our_kernels_have_just_written():
+  """A cache is read before the kernels in front have ended, unless they write it or the position."""
+  case = by_name["large: GPT-2, written, float16"]
+  node, nodes = case.node(), []
+  for name in ("position", "past_key", "past_value"):
+    dtype = "int64" if name == "position" else "float16"
+    program = f"({dtype} x) => ({dtype} y) {{ n = Neg(x) y = Neg(n) }}"
+    nodes.append(make_node("FusedPointwise", [name], [f"{name} again"], domain=DOMAIN, program=program))
+    node.input[list(node.input).index(name)] = f"{name} again"
+  given = [replace(case, name=f"{case.name}, {number}") for number in range(4)]
+  check_graph(case.model_of([*nodes, node]), [Trial(each.feeds()) for each in given])
 
 
 def captured():

@@ -1,6 +1,7 @@
 // The rule under which kernels overlap (launch.cc), by a driver that captures without a GPU: argv[1].
 #include <dlfcn.h>
 
+#include "ortplugin/runtime/written.h"
 #include "tests/native/check.h"
 #include "tests/native/fake_cuda.h"
 
@@ -148,8 +149,27 @@ void WithoutPdl() {
   CHECK(LastIsFull());
 }
 
+// What operators write in a capture may still be under way for all that comes behind them there.
+void OutputsOfACapture() {
+  stream = begin_capture();
+  char memory[64];
+  Written::Note(memory + 16, 16);
+  for (int i = 0; i < 2; ++i) {
+    CHECK(Written::Meets(memory, 17) && Written::Meets(memory + 31, 1) && Written::Meets(memory, 64));
+    CHECK(!Written::Meets(memory, 16) && !Written::Meets(memory + 32, 32));
+    Launch(kAtLaunch);
+    LaunchForeign([] { add_node(cuda::kKernelNode, 0); });
+  }
+}
+
 void WithoutCapture() {
   stream->is_capturing = false;
+  for (const bool is_foreign : {false, true}) {
+    Written::Note(&stream, 1);
+    CHECK(Written::Meets(&stream, 1));
+    is_foreign ? LaunchForeign([] {}) : Launch(kAtLaunch);
+    CHECK(!Written::Meets(&stream, 1));
+  }
   const size_t before = stream->launches;
   Launch(kAtLaunch);
   LaunchForeign([] {});
@@ -174,6 +194,7 @@ int main(int count, char** arguments) {
   AnotherCapture();
   Foreign();
   WithoutPdl();
+  OutputsOfACapture();
   ForeignInAGraphThatAllocates();  // last of those that capture: see fake_cuda.cc
   WithoutCapture();
   return test::Summary();

@@ -9,6 +9,7 @@
 #include "ortplugin/ops/attention/engines/engine.h"
 #include "ortplugin/runtime/gpu/plan_cache.h"
 #include "ortplugin/runtime/program/operands.h"
+#include "ortplugin/runtime/written.h"
 
 namespace ortplugin {
 namespace {
@@ -36,9 +37,14 @@ class CudaAttention : public Kernel {
   void Compute(Run& run) const override {
     std::vector<const void*> addresses;
     std::vector<Shape> shapes;
-    for (size_t i = 0; i < attributes_.input_count(); ++i) {
+    const AttentionProblem& problem = attributes_.problem;
+    const size_t inputs = attributes_.input_count(), cached = problem.has_past ? 2u + problem.has_position : 0;
+    uintptr_t cache_is_there = 1;
+    for (size_t i = 0; i < inputs; ++i) {
       Tensor input = run.input(i);
       CheckAttentionType(attributes_, i, input.type);
+      const size_t bytes = size_t(ElementCount(input.shape)) * SizeOf(*FromOrt(input.type));
+      if (i + cached >= inputs && Written::Meets(input.data, bytes)) cache_is_there = 0;
       addresses.push_back(input.data);
       shapes.push_back(std::move(input.shape));
     }
@@ -53,6 +59,7 @@ class CudaAttention : public Kernel {
     variant.first = std::all_of(addresses.begin(), addresses.end(),
       [](const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; });
     if (!variant.first) plan = plans_.Find(shapes, variant);
+    addresses.push_back(reinterpret_cast<const void*>(cache_is_there));
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
       plan = Make(shapes, variant);

@@ -7,7 +7,8 @@
 //
 //   1. A kernel of ours lets nobody start early by itself. What follows it on a stream, launched by whomever with
 //      whatever attributes, starts when it has completed.
-//   2. Each of ours waits before it touches memory that others write.
+//   2. Each of ours waits before it touches memory that others write. What no operator of ours in the graph has written
+//      so far (Written) it may read before: kernels that ONNX Runtime launches have full edges on both sides.
 //   3. Overlap is an edge of a captured graph, drawn by the launch that knows both ends. Where one kernel comes behind
 //      all that the stream holds, and is ours or what 4 put there, the edge leaves that kernel's launch-completion
 //      port or its trigger: let_next_start, which an argument of the captured kernel switches on then.
@@ -23,6 +24,7 @@
 
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/gpu/cuda_driver.h"
+#include "ortplugin/runtime/written.h"
 
 namespace ortplugin::cuda {
 namespace {
@@ -134,7 +136,7 @@ void Launch(const DeviceFacts& device, Function function, const LaunchShape& sha
                 has_switch ? with_switch : arguments, nullptr),
     "cuLaunchKernel");
   last_kernel = {};
-  if (!capture.is_active) return;
+  if (!capture.is_active) return Written::Forget();
   capture = CaptureOf(stream);
   if (capture.last.size() == 1) last_kernel = {capture.id, capture.last[0], shape.next_starts, has_switch};
 }
@@ -146,6 +148,7 @@ void LaunchForeign(const DeviceFacts& device, Stream stream, const std::function
   const bool keeps_edges = before.is_active && KeepsItsEdges(before.graph);
   if (keeps_edges) FollowEmptyNode(stream, before);
   call();
+  if (!before.is_active) Written::Forget();
   if (!before.is_active || keeps_edges) return;
   const Capture after = CaptureOf(stream);
   std::vector<Node> known = before.last;

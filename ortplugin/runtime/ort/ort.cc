@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "ortplugin/runtime/host_memory.h"
+#include "ortplugin/runtime/written.h"
 
 namespace ortplugin {
 namespace {
@@ -297,6 +298,8 @@ TensorType NodeInfo::input(size_t index) const {
   return type;
 }
 
+constexpr size_t kMostElementBytes = 16;  // complex128
+
 static Tensor TensorOf(const ort::Api* api, const ort::Value* value) {
   ort::TensorInfo* info = nullptr;
   Check(api, ort::GetTensorTypeAndShape(api, value, &info));
@@ -440,20 +443,25 @@ void* Run::output(size_t index, const Shape& shape, size_t element_bytes) {
   const auto what = [&] { return "output " + std::to_string(index) + " of shape " + ToString(shape); };
   if (bytes > HostMemory()) CheckHostMemory(what(), bytes);
   try {
-    return output(index, shape);
+    return const_cast<void*>(Output(index, shape).data);
   } catch (const Error& error) {
     Fail(what(), " takes ", bytes, " bytes: ", error.what());
   }
 }
 
 void* Run::output(size_t index, const Shape& shape) {
+  const Tensor tensor = Output(index, shape);
+  const std::optional<DType> dtype = FromOrt(tensor.type);
+  Written::Note(tensor.data, size_t(ElementCount(shape)) * (dtype ? SizeOf(*dtype) : kMostElementBytes));
+  return const_cast<void*>(tensor.data);
+}
+
+Tensor Run::Output(size_t index, const Shape& shape) {
   ElementCount(shape);
   ort::Value* value = nullptr;
   Check(api_, ort::KernelContext_GetOutput(api_, context_, index, shape.data(), shape.size(), &value));
   if (value == nullptr) Fail("output ", index, " is absent: every result of the program needs one");
-  void* data = nullptr;
-  Check(api_, ort::GetTensorMutableData(api_, value, &data));
-  return data;
+  return TensorOf(api_, value);
 }
 
 void Run::parallel_for(size_t count, const std::function<void(size_t)>& body) {

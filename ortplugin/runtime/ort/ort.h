@@ -102,7 +102,7 @@ class Run {
   Run(const ort::Api* api, ort::KernelContext* context) : api_(api), context_(context) {}
   const ort::KernelContext* context() const { return context_; }
   Tensor input(size_t index) const;
-  // On a GPU, where ORT knows how much memory there is.
+  // On a GPU, where ORT knows how much memory there is; kernels may still be writing to it from now on (Written).
   void* output(size_t index, const Shape& shape);
   // On the CPU. Throws Error with shape and bytes where the machine has not so many, before anything is allocated.
   void* output(size_t index, const Shape& shape, size_t element_bytes);
@@ -116,6 +116,8 @@ class Run {
   void* scratch(const ort::MemoryInfo* memory, size_t bytes);
 
  private:
+  Tensor Output(size_t index, const Shape& shape);
+
   const ort::Api* api_;
   ort::KernelContext* context_;
 };

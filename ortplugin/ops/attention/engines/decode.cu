@@ -16,8 +16,9 @@
 // in their order, and gives each row to one block of the cluster, which adds up those of all, in their order, through
 // distributed shared memory (Flash-Decoding, Dao et al., 2023, without its memory between two kernels).
 //
-// A step of a model is a chain of short kernels, each of which runs its code once. So what needs no other kernel comes
-// before grid_dependency_wait: addresses, and the cache into L2.
+// A step of a model is a chain of short kernels, each of which runs its code once and waits for the one before it. So
+// what needs no other kernel comes before grid_dependency_wait: addresses and, where no kernel that may still run
+// writes them (cache_is_there), the position and the first tiles of the cache. The queries and the new rows are left.
 
 #define THREADS (32 * WARPS)  // that compute
 #define ROWS 16
@@ -50,22 +51,12 @@ struct Octet {
   DEVICE bool exists() const { return kCount % 32 == 0 || row < KEYS; }
 };
 
-// The first rows of past that a warp copies, into L2, where no kernel needs to be waited for.
-template <int WIDTH>
-DEVICE void prefetch_rows(const Source& from, int first, int past) {
-  constexpr int kLine = 64;  // elements
-#pragma unroll
-  for (int at = threadIdx.x % 32; at < KEYS * ((WIDTH + kLine - 1) / kLine); at += 32) {
-    const int row = at % KEYS, column = at / KEYS * kLine;
-    if (first + row < past)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(
-        from.past + (long long)first * from.past_step + row * from.past_step + column));
-  }
-}
+// Which rows a copy takes.
+enum Part { kCached, kAdded, kAll };
 
-// KEYS rows to shared memory from `first` on, zeros behind the last one and the head. ROTATED: new ones are written by
-// rotate_keys.
-template <int WIDTH, int PADDED, bool ROTATED>
+// Of KEYS rows from `first` on those of a part, to shared memory; zeros behind the last one and the head. ROTATED: new
+// ones are written by rotate_keys.
+template <int WIDTH, int PADDED, bool ROTATED, Part PART>
 DEVICE void copy_rows(storage_t* to, const Source& from, int first, const AddedRows<int>& rows, int keys) {
   const int base = rows.base(first);
   const storage_t* const added = from.added + (long long)base * from.added_step;
@@ -74,7 +65,9 @@ DEVICE void copy_rows(storage_t* to, const Source& from, int first, const AddedR
   for (int i = 0; i < Octet<PADDED>::kOfThread; ++i) {
     const Octet<PADDED> octet(i);
     const int key = first + octet.row, own = rows.of(key);
-    if (!octet.exists() || ROTATED && own >= 0 && key < keys) continue;
+    if (!octet.exists() || ROTATED && own >= 0 && key < keys || PART == kCached && own >= 0 ||
+      PART == kAdded && own < 0)
+      continue;
     const bool exists = key < keys && octet.column < WIDTH, is_cached = HAS_PAST && own < 0;
     const int at = (is_cached ? octet.row * from.past_step : (own - base) * from.added_step) + octet.column;
     copy_async(to + octet.row * (PADDED + 8) + octet.column, (is_cached ? cached : added) + (exists ? at : 0), exists);
@@ -279,10 +272,20 @@ struct Place {
 DEVICE void load_queries(const Arguments& a, const Place& place, storage_t* q) {
 #if ROTARY
   const long long tables = (long long)place.batch * a.rotary_batch;
-  for (int i = threadIdx.x; i < place.rows * HEAD_SIZE; i += THREADS) {
-    const int row = i / HEAD_SIZE, d = i % HEAD_SIZE;
-    const Rows of_head{a.q + place.offset(a.q_view, row), a.q_view};
-    from_compute(RotatedRows{of_head, a.cos + tables, a.sin + tables}(row / GROUP, d), q[row * QK_PITCH + d]);
+  constexpr int kAtOnce = 4;  // loads are not moved in front of stores that might meet their memory
+  for (int from = threadIdx.x; from < place.rows * HEAD_SIZE; from += kAtOnce * THREADS) {
+    float x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = min(from + i * THREADS, place.rows * HEAD_SIZE - 1), row = at / HEAD_SIZE;
+      const Rows of_head{a.q + place.offset(a.q_view, row), a.q_view};
+      x[i] = RotatedRows{of_head, a.cos + tables, a.sin + tables}(row / GROUP, at % HEAD_SIZE);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = min(from + i * THREADS, place.rows * HEAD_SIZE - 1);
+      from_compute(x[i], q[at / HEAD_SIZE * QK_PITCH + at % HEAD_SIZE]);
+    }
   }
 #else
 #pragma unroll
@@ -305,16 +308,42 @@ DEVICE void rotate_keys(const Arguments& a, const Place& place, const Source& of
   for (int key = max(first, rows.first); key < min(first + KEYS, keys); ++key) {
     const int own = rows.of(key);
     if (own < 0) break;
-#pragma unroll 2
-    for (int d = threadIdx.x % 32; d < QK_PADDED; d += 32) {
-      storage_t x;
-      from_compute(d < HEAD_SIZE ? rotated(own, d) : 0.0f, x);
-      to[(key - first) * QK_PITCH + d] = x;
-      if (d < HEAD_SIZE) of.present[(long long)key * of.present_step + d] = x;
+    constexpr int kOfThread = (QK_PADDED + 31) / 32;
+    float x[kOfThread];
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) x[i] = rotated(own, min(i * 32 + (int)threadIdx.x % 32, HEAD_SIZE - 1));
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int d = i * 32 + threadIdx.x % 32;
+      storage_t stored;
+      from_compute(d < HEAD_SIZE ? x[i] : 0.0f, stored);
+      if (d < QK_PADDED) to[(key - first) * QK_PITCH + d] = stored;
+      if (d < HEAD_SIZE) of.present[(long long)key * of.present_step + d] = stored;
     }
   }
 }
 #endif
+
+// Tiles of a warp, to its stages.
+struct Copies {
+  const Arguments& a;
+  const Place& place;
+  const Source &k, &v;
+  const AddedRows<int>& added;
+  storage_t* const stages;
+  const int keys, end;
+
+  template <Part PART>
+  DEVICE void copy(int first, int stage) const {
+    storage_t* const to = stages + stage * STAGE_ELEMENTS;
+    if (first >= end || PART == kAdded && first + KEYS <= added.first) return;
+    copy_rows<HEAD_SIZE, QK_PADDED, ROTARY, PART>(to, k, first, added, keys);
+    copy_rows<VALUE_SIZE, V_PADDED, false, PART>(to + KEYS * QK_PITCH, v, first, added, keys);
+#if ROTARY
+    if (PART != kCached) rotate_keys(a, place, k, to, first, added, keys);
+#endif
+  }
+};
 
 // What the block's warps have, to the blocks that add up the rows: row to block row % CLUSTER.
 DEVICE void give(const Place& place, const float* partials, float* given, unsigned barrier) {
@@ -366,13 +395,20 @@ __cluster_dims__(CLUSTER, 1, 1)
   const Source k = SOURCE(k, key), v = SOURCE(v, value);
   const int keys = (int)a.keys;
 #if HAS_PAST
-  const int past = (int)a.past;
+  if (!a.cache_is_there) grid_dependency_wait();
+#elif SEES_POSITION
+  grid_dependency_wait();
+#endif
+  const AddedRows<int> added(a, place.batch);
+#if HAS_PAST
   if (threadIdx.x >= THREADS) {
     grid_dependency_wait();
-    const AddedRows<int> added(a, place.batch);
-    const int first_of_warp = (place.block * WRITERS + (threadIdx.x - THREADS) / 32) * KEYS;
+    // Rows of past that stay in their place need no copy.
+    const bool stays = HAS_POSITION && k.past == k.present && v.past == v.present;
+    const int begin = stays ? added.first / KEYS * KEYS : 0, end = stays ? min(keys, added.first + added.count) : keys;
+    const int of_warp = (place.block * WRITERS + (threadIdx.x - THREADS) / 32) * KEYS;
 #pragma unroll 1
-    for (int first = first_of_warp; first < keys; first += CLUSTER * WRITERS * KEYS) {
+    for (int first = begin + of_warp; first < end; first += CLUSTER * WRITERS * KEYS) {
       copy_to_present<HEAD_SIZE, ROTARY>(k, first, added, keys);
       copy_to_present<VALUE_SIZE, false>(v, first, added, keys);
     }
@@ -380,78 +416,47 @@ __cluster_dims__(CLUSTER, 1, 1)
     if (CLUSTER > 1) wait_cluster();
     return;
   }
-#else
-  constexpr int past = 0;
-#endif
-  const int step = CLUSTER * WARPS * KEYS, of_warp = (place.block * WARPS + threadIdx.x / 32) * KEYS;
-#if HAS_PAST
-  const auto prefetch = [&](int first, int rows) {
-#pragma unroll
-    for (int stage = 0; stage < STAGES; ++stage) {
-      prefetch_rows<HEAD_SIZE>(k, first + stage * step, rows);
-      prefetch_rows<VALUE_SIZE>(v, first + stage * step, rows);
-    }
-  };
-#endif
-#if SEES_POSITION
-#if HAS_PAST
-  // Of a position that a kernel may still be writing: a hint, in which nothing is wrong.
-  prefetch(of_warp, min((long long)past, position_of(a, place.batch)));
-#endif
-  grid_dependency_wait();
-  const AddedRows<int> added(a, place.batch);
 #endif
   // What any of the queries sees; new keys are rotated for present, too.
   const Keys seen(a, place.batch);
   const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
-#if ROTARY && SEES_POSITION
-  const int begin = min(seen_from, added.first) / KEYS * KEYS, end = max(seen_to, min(keys, added.first + added.count));
-#elif ROTARY
-  const int begin = min(seen_from, HAS_POSITION ? 0 : past) / KEYS * KEYS, end = keys;
+#if ROTARY
+  const int begin = min(seen_from, added.first) / KEYS * KEYS,
+            end = HAS_POSITION ? max(seen_to, min(keys, added.first + added.count)) : keys;
 #else
   const int begin = seen_from / KEYS * KEYS, end = seen_to;
 #endif
-  int first = begin + of_warp, next = first;
-#if HAS_PAST && !SEES_POSITION
-  prefetch(first, past);
+  constexpr int step = CLUSTER * WARPS * KEYS;
+  int first = begin + (place.block * WARPS + threadIdx.x / 32) * KEYS;
+  const Copies copies{a, place, k, v, added, stages, keys, end};
+#if HAS_PAST
+#pragma unroll
+  for (int stage = 0; stage < STAGES; ++stage) copies.copy<kCached>(first + stage * step, stage);
 #endif
 #if ROTARY
   for (int i = threadIdx.x; i < ROWS * QK_PITCH / 8; i += THREADS) ((uint4*)q)[i] = make_uint4(0, 0, 0, 0);
   sync_computing();
 #endif
+  WarpTile tile(a, seen, place.batch, place.head);
 
-#if !SEES_POSITION
   grid_dependency_wait();
-  const AddedRows<int> added(a, place.batch);
-#endif
-  const auto copy_tile = [&](int stage) {
-    storage_t* const to = stages + stage * STAGE_ELEMENTS;
-    if (next < end) {
-      copy_rows<HEAD_SIZE, QK_PADDED, ROTARY>(to, k, next, added, keys);
-      copy_rows<VALUE_SIZE, V_PADDED, false>(to + KEYS * QK_PITCH, v, next, added, keys);
-#if ROTARY
-      rotate_keys(a, place, k, to, next, added, keys);
-#endif
-    }
-    commit_copies();
-    next += step;
-  };
   load_queries(a, place, q);
 #pragma unroll
-  for (int stage = 0; stage < STAGES; ++stage) copy_tile(stage);
-  WarpTile tile(a, seen, place.batch, place.head);
-  wait_copies<STAGES - 1>();
+  for (int stage = 0; stage < STAGES; ++stage) copies.copy<kAdded>(first + stage * step, stage);
+  commit_copies();
+  wait_copies<0>();
   sync_computing();
   int stage = 0;
 #pragma unroll 1
   for (; first < end; first += step) {
-    wait_copies<STAGES - 1>();
-    __syncwarp();
     storage_t* const from = stages + stage * STAGE_ELEMENTS;
     if (first + KEYS > seen_from && first < seen_to) tile.take(q, from, first);
     __syncwarp();
-    copy_tile(stage);
+    copies.copy<kAll>(first + STAGES * step, stage);
+    commit_copies();
     stage = stage + 1 == STAGES ? 0 : stage + 1;
+    wait_copies<STAGES - 1>();
+    __syncwarp();
   }
   tile.store(partials + threadIdx.x / 32 * (place.rows * PARTIAL), place.rows);
   sync_computing();

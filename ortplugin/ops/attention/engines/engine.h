@@ -5,7 +5,8 @@
 //   const std::vector<AttentionLaunch> launches = PlanAttention(problem, aligned, device);
 //
 // Arguments begin with the addresses of Q, K, V, the mask, cos and sin, past_key, past_value and position if there are
-// any, and of the outputs. Kernels wait for the kernel before them (griddepcontrol.wait) before they touch memory, need
+// any, and of the outputs; with a cache follows cache_is_there: whether no kernel that may still run writes the last
+// three of the inputs. Kernels wait for the kernel before them (griddepcontrol.wait) before they touch memory, need
 // no workspace and give the same bits in every run.
 #pragma once
 
@@ -30,7 +31,8 @@ struct AttentionEngine {
 
 const std::vector<AttentionEngine>& AttentionEngines();
 
-// A kernel, and whose addresses it takes: the numbers of these among those of the node's inputs, then outputs.
+// A kernel, and whose addresses it takes: the numbers of these among those of the node's inputs, then outputs, then
+// cache_is_there.
 struct AttentionLaunch {
   EngineKernel kernel;
   std::vector<size_t> addresses;

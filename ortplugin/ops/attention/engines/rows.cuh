@@ -33,7 +33,8 @@ typedef Rows RotatedRows;
 template <typename T>
 struct AddedRows {
 #if HAS_PAST && HAS_POSITION
-  T first, count;
+  const T count;
+  T first;
   DEVICE AddedRows(const Arguments& a, long long batch) : count((T)a.added) {
     const long long position = position_of(a, batch);
     first =
@@ -41,8 +42,8 @@ struct AddedRows {
   }
   DEVICE T of(T key) const { return key - first < count ? key - first : -1; }
 #elif HAS_PAST
-  const T first;
-  DEVICE AddedRows(const Arguments& a, long long) : first((T)a.past) {}
+  const T first, count;
+  DEVICE AddedRows(const Arguments& a, long long) : first((T)a.past), count((T)a.added) {}
   DEVICE T of(T key) const { return key - first; }
 #else
   static const T first = 0;

@@ -45,7 +45,7 @@ std::vector<AttentionLaunch> PlanAttention(
   std::vector<AttentionLaunch> launches;
   const size_t past = 2 * problem.has_past + problem.has_position;
   const size_t inputs = 3 + problem.has_mask + 2 * problem.is_rotary() + past;
-  std::vector<size_t> all(inputs + 1 + 2 * problem.has_past);
+  std::vector<size_t> all(inputs + 1 + 3 * problem.has_past);
   std::iota(all.begin(), all.end(), size_t{0});
   const bool has_queries = problem.batch * problem.queries > 0;
   if (has_queries && (!problem.has_past || FitsDecode(problem, aligned, device)))
@@ -81,7 +81,7 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
        << (problem.is_rotary() ? "  const table_t *cos, *sin;\n" : "")
        << (problem.has_past ? "  const storage_t *past_key, *past_value;\n" : "")
        << (problem.has_position ? "  const long long* position;\n" : "") << "  storage_t* y;\n"
-       << (problem.has_past ? "  storage_t *present_key, *present_value;\n" : "")
+       << (problem.has_past ? "  storage_t *present_key, *present_value;\n  long long cache_is_there;\n" : "")
        << "  long long queries, keys, heads, group, last_seen, window, zero_where_nothing_is_seen;\n"
        << "  double scale, softcap;\n  View q_view, k_view, v_view, mask_view, y_view;\n"
        << (problem.is_rotary() ? "  long long rotary_batch;\n" : "")
@@ -109,7 +109,7 @@ std::string AttentionSoftmaxSource(const AttentionProblem& problem) {
 
 std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
   const size_t addresses =
-    4u + problem.has_mask + 2 * problem.is_rotary() + 4 * problem.has_past + problem.has_position;
+    4u + problem.has_mask + 2 * problem.is_rotary() + 5 * problem.has_past + problem.has_position;
   std::vector<uint64_t> block(addresses);
   for (const int64_t number : {problem.queries, problem.keys, problem.heads, problem.group(), problem.last_seen(),
          problem.window, int64_t(problem.zero_where_nothing_is_seen())})

@@ -57,7 +57,7 @@ std::string GemvSource(
   std::ostringstream text;
   text << ConvPreamble(program, problem, norm)
        << Defines({{"VECTOR", config.vector}, {"LANES", config.lanes}, {"ROWS", config.rows},
-            {"THREADS", config.threads}, {"HAS_NORM", norm != nullptr}});
+            {"THREADS", config.threads}, {"NORM_VECTOR", config.norm_vector}, {"HAS_NORM", norm != nullptr}});
   if (norm != nullptr) text << NormConstants(*norm->norm);
   text << kGemvSource;
   return text.str();
@@ -72,9 +72,13 @@ std::optional<EngineKernel> MakeGemvNorm(
   const Program& program, const Contraction& problem, const NormTail& norm, const DeviceFacts& device) {
   constexpr int64_t kMostSteps = 8;  // of a thread
   if (!FitsGemv(program, problem, device)) return {};
-  const GemvConfig config = ConfigureGemv(program, problem, device);
+  GemvConfig config = ConfigureGemv(program, problem, device);
+  config.threads = 256;  // the more, the fewer blocks normalise each row
+  while (config.norm_vector < config.vector && config.threads * config.norm_vector < problem.channels)
+    config.norm_vector *= 2;
   const int64_t steps = DivideUp(problem.channels, int64_t{config.lanes} * config.vector);
   if (steps * config.rows * (1 + problem.gated) > kMostSteps) return {};
+  if (problem.batch > config.rows && problem.filters % (config.threads / config.lanes) != 0) return {};
   return EngineKernel{GemvSource(program, problem, config, &norm), "gemv", GemvLaunch(problem, config),
     ConvArguments(program, problem, 1, 1, &norm)};
 }

@@ -7,8 +7,8 @@
 //
 // With a gate (GATED) a thread has the part of its row, too.
 //
-// A norm (HAS_NORM) is computed by all who read the row: that takes less than a kernel in front of this one, which each
-// of a chain's kernels waits for.
+// A norm (HAS_NORM) is computed by each block that reads the row: that takes less than a kernel in front of this one,
+// which each of a chain's kernels waits for.
 
 #define STEP (LANES * VECTOR)
 #define STEPS ((CHANNELS + STEP - 1) / STEP)
@@ -31,72 +31,92 @@ DEVICE void load_weights(
 }
 
 #if HAS_NORM
-// Each thread of a row gets the sum over all of them. `slots`: of this call.
-DEVICE void sum_of_row(float (&x)[ROWS], float (&slots)[THREADS / 32][ROWS]) {
+#define NORM_STEP (THREADS * NORM_VECTOR)
+#define NORM_STEPS ((CHANNELS + NORM_STEP - 1) / NORM_STEP)
+
+// The elements of a row that a warp normalises.
+DEVICE int elements_of(int warp) {
+  int count = 0;
+  for (int i = 0; i < NORM_STEPS; ++i)
+    count += max(0, min(32 * NORM_VECTOR, CHANNELS - i * NORM_STEP - warp * 32 * NORM_VECTOR));
+  return count;
+}
+
+DEVICE float sum_of_warp(float x) {
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r)
+  for (int bit = 16; bit > 0; bit /= 2) x += __shfl_xor_sync(0xffffffffu, x, bit);
+  return x;
+}
+
+// Normalises rows of x, as all of the block do together. Deviations are from the mean of each warp's elements first, so
+// that one exchange is enough, and nothing cancels where the mean is large.
+DEVICE void normalize(const Arguments& a, int first, storage_t (&normal)[ROWS][CHANNELS]) {
+  constexpr int kWarps = THREADS / 32;
+  __shared__ float sums[ROWS][kWarps], squares[ROWS][kWarps];
+  const int warp = threadIdx.x / 32;
+  Vector<storage_t, NORM_VECTOR> rows[NORM_STEPS][ROWS];
+  NormTileOperands<NORM_VECTOR> tile[NORM_STEPS];
+  NormPixelOperands<NORM_VECTOR> pixel[NORM_STEPS][ROWS];  // of one row operands of its shape
+#define EACH_STEP \
+  _Pragma("unroll") for (int i = 0, c = threadIdx.x * NORM_VECTOR; i < NORM_STEPS; \
+    ++i, c += NORM_STEP) if (c < CHANNELS)
+  EACH_STEP {
 #pragma unroll
-    for (int bit = LANES / WARPS_OF_ROW / 2; bit > 0; bit /= 2) x[r] += __shfl_xor_sync(0xffffffffu, x[r], bit);
-  if (WARPS_OF_ROW == 1) return;
-  const int first = threadIdx.x / LANES * WARPS_OF_ROW;
+    for (int r = 0; r < ROWS; ++r) {
+      const int offset = (first + r) * CHANNELS + c;
+      load_if(first + r < (int)a.batch, rows[i][r], (const storage_t*)a.in[0] + offset);
+      if (first + r < (int)a.batch) pixel[i][r].load(a, first + r, 0, 0, c, offset);
+    }
+    tile[i].load(a, 0, c);
+  }
+  float s[ROWS][NORM_STEPS][NORM_VECTOR];
+#define EACH_ELEMENT EACH_STEP _Pragma("unroll") for (int j = 0; j < NORM_VECTOR; ++j)
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r)
-    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32][r] = x[r];
+  for (int r = 0; r < ROWS; ++r) {
+    float sum = 0, square = 0;
+    EACH_ELEMENT sum += s[r][i][j] = prologue(to_compute(rows[i][r][j]));
+    sum = IS_RMS ? 0 : sum_of_warp(sum);
+    const float mean = sum / max(1, elements_of(warp));
+    EACH_ELEMENT square = fma(s[r][i][j] - mean, s[r][i][j] - mean, square);
+    square = sum_of_warp(square);
+    if (threadIdx.x % 32 == 0) {
+      sums[r][warp] = sum;
+      squares[r][warp] = square;
+    }
+  }
   __syncthreads();
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
-    x[r] = 0;
+    float mean = 0, square = 0;
+    if (!IS_RMS)
 #pragma unroll
-    for (int warp = 0; warp < WARPS_OF_ROW; ++warp) x[r] += slots[first + warp][r];
-  }
-}
-
-// The products of the thread's part of the rows, once they are normalised, with its weights.
-DEVICE void add_products(const Arguments& a, int, int first, int lane,
-  const Vector<storage_t, VECTOR> (&weights)[PRODUCTS][STEPS], float (&sums)[PRODUCTS][ROWS]) {
-  const storage_t* const x = (const storage_t*)a.in[0];
-  __shared__ float slots[2][THREADS / 32][ROWS];
-  Vector<storage_t, VECTOR> rows[STEPS][ROWS];
-  NormTileOperands<VECTOR> tile[STEPS];
-  NormPixelOperands<VECTOR> pixel[STEPS][ROWS];  // of one row operands of its shape
-  float s[STEPS][ROWS][VECTOR], mean[ROWS] = {}, squares[ROWS] = {};
+      for (int w = 0; w < kWarps; ++w) mean += sums[r][w];
+    mean *= 1.0f / CHANNELS;
 #pragma unroll
-  for (int i = 0; i < STEPS; ++i) {
-    const int c = i * STEP + lane * VECTOR;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      const bool exists = c < CHANNELS && first + r < (int)a.batch;
-      const int offset = (first + r) * CHANNELS + c;
-      load_if(exists, rows[i][r], x + offset);
-      if (exists) pixel[i][r].load(a, first + r, 0, 0, c, offset);
+    for (int w = 0; w < kWarps; ++w) {
+      const float off = IS_RMS || elements_of(w) == 0 ? 0 : sums[r][w] * (1.0f / max(1, elements_of(w))) - mean;
+      square += fma(off * elements_of(w), off, squares[r][w]);
     }
-    if (c < CHANNELS) tile[i].load(a, 0, c);
+    const float scale = rsqrt(square * (1.0f / CHANNELS) + (float)EPSILON);
+    NormResults<NORM_VECTOR> normalized[NORM_STEPS];
+    EACH_ELEMENT apply(tile[i], pixel[i][r], j, s[r][i][j], (s[r][i][j] - mean) * scale, normalized[i]);
+    EACH_STEP normalized[i].r0.store(&normal[r][c]);
   }
-#define EACH_ELEMENT \
-  _Pragma("unroll") for (int i = 0; i < STEPS; ++i) if (i * STEP + lane * VECTOR < CHANNELS) \
-    _Pragma("unroll") for (int r = 0; r < ROWS; ++r) _Pragma("unroll") for (int j = 0; j < VECTOR; ++j)
-  EACH_ELEMENT mean[r] += s[i][r][j] = prologue(to_compute(rows[i][r][j]));
-  if (!IS_RMS) sum_of_row(mean, slots[0]);
-#pragma unroll
-  for (int r = 0; r < ROWS; ++r) mean[r] = IS_RMS ? 0 : mean[r] * (1.0f / CHANNELS);
-  EACH_ELEMENT squares[r] = fma(s[i][r][j] - mean[r], s[i][r][j] - mean[r], squares[r]);
-  sum_of_row(squares, slots[1]);
-#pragma unroll
-  for (int r = 0; r < ROWS; ++r) squares[r] = rsqrt(squares[r] * (1.0f / CHANNELS) + (float)EPSILON);
-  EACH_ELEMENT {
-    NormResults<VECTOR> normalized;
-    apply(tile[i], pixel[i][r], j, s[i][r][j], (s[i][r][j] - mean[r]) * squares[r], normalized);
-#pragma unroll
-    for (int product = 0; product < PRODUCTS; ++product)
-      sums[product][r] += to_compute(normalized.r0[j]) * to_compute(weights[product][i][j]);
-  }
+  __syncthreads();
 }
-#else
+#endif
+
 // The products of the thread's part of the rows of x with its weights, of which the first steps are there.
 DEVICE void add_products(const Arguments& a, int m, int first, int lane,
   Vector<storage_t, VECTOR> (&weights)[PRODUCTS][AHEAD], float (&sums)[PRODUCTS][ROWS]) {
-  const storage_t* const x = (const storage_t*)a.in[0];
   const int batch = (int)a.batch;
+#if HAS_NORM
+  __shared__ __align__(16) storage_t normal[ROWS][CHANNELS];
+  // All warps of a block have the same rows.
+  normalize(a, blockIdx.x * (THREADS / LANES) / FILTERS * ROWS, normal);
+#else
+  const storage_t* const x = (const storage_t*)a.in[0];
+#endif
   for (int step = 0; step < STEPS; step += AHEAD) {
     if (step > 0) load_weights(weights, a, m, step, lane, first < batch);
 #pragma unroll
@@ -107,7 +127,14 @@ DEVICE void add_products(const Arguments& a, int m, int first, int lane,
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
           const int c = (step + i + k) * STEP + lane * VECTOR;
-          load_if(i + k < AHEAD && c < CHANNELS && first + r < batch, rows[k][r], x + (first + r) * CHANNELS + c);
+          const bool exists = i + k < AHEAD && c < CHANNELS && first + r < batch;
+#if HAS_NORM
+#pragma unroll
+          for (int j = 0; j < (VECTOR * (int)sizeof(storage_t) + 3) / 4; ++j) rows[k][r].words[j] = 0;
+          if (exists) load_shared(rows[k][r], &normal[r][c]);
+#else
+          load_if(exists, rows[k][r], x + (first + r) * CHANNELS + c);
+#endif
         }
 #pragma unroll
       for (int k = 0; k < X_AHEAD; ++k)
@@ -121,7 +148,6 @@ DEVICE void add_products(const Arguments& a, int m, int first, int lane,
     }
   }
 }
-#endif
 
 // Exchanges a warp's sums: the first of THREADS_OF_ROW threads ends with the sum of its row in `sums[0]`, and where
 // several warps have a part of it, the first warp with that of all. `slots`: of this call.

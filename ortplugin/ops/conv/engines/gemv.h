@@ -11,6 +11,7 @@ struct GemvConfig {
   int lanes;  // threads that share an output's sum: a power of two, at most the block's
   int rows;  // of X for each weight that is read: a power of two, at most lanes
   int threads;  // of a block
+  int norm_vector = 1;  // channels that a thread normalises at once
 };
 
 EngineTest FitsGemv;
