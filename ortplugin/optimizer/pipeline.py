@@ -11,7 +11,7 @@ from ..model.inline import NAME as INLINE_FUNCTIONS
 from ..passes.attention.attention_cache import ATTENTION_CACHE
 from ..passes.attention.attention_rotary import ATTENTION_ROTARY
 from ..passes.attention.attention_views import ATTENTION_VIEWS
-from ..passes.attention.fuse_attention import ATTENTION_FLOAT32, FUSE_ATTENTION
+from ..passes.attention.fuse_attention import ATTENTION_EXACT, ATTENTION_FLOAT32, FUSE_ATTENTION
 from ..passes.attention.merge_products import MERGE_PRODUCTS
 from ..passes.attention.rotated_rows import ROTATED_ROWS
 from ..passes.attention.scaled_masks import SCALED_MASKS
@@ -303,14 +303,15 @@ def select_passes(
     wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
     return wanted and step.name not in left_out
 
-  return tuple(_for(step, layout, gpu) for step in TABLE if runs(step))
+  return tuple(_for(step, layout, gpu, tf32) for step in TABLE if runs(step))
 
 
-def _for(step: Pass, layout: str, gpu: bool) -> Pass:
+def _for(step: Pass, layout: str, gpu: bool, tf32: bool | None) -> Pass:
   """The step in the form for this layout, and for models that a GPU runs."""
   last = CHANNELS_LAST_ALWAYS if layout == "nhwc" else CHANNELS_LAST_ON_GPU if gpu else CHANNELS_LAST
   forms: dict[str, Pass] = {
     CHANNELS_LAST.name: last,
+    ATTENTION_FLOAT32.name: ATTENTION_EXACT if tf32 is False else ATTENTION_FLOAT32,
     FUSE_GROUP_NORM.name: FUSE_GROUP_NORM_ON_GPU if gpu else FUSE_GROUP_NORM,
     COL2IM_TO_GATHER.name: COL2IM_TO_GATHER_ON_GPU if gpu else COL2IM_TO_GATHER,
     MERGE_DEPTHWISE.name: MERGE_DEPTHWISE_ON_GPU if gpu else MERGE_DEPTHWISE,

@@ -37,8 +37,8 @@ from .scores import Chain, Mask
 from .views import Read
 
 
-def fuse_operator(scope: Scope, node: gs.Node, float32: bool = False) -> Outcome:
-  """Replaces one operator; `float32`: in that dtype alone."""
+def fuse_operator(scope: Scope, node: gs.Node, float32: int = 0) -> Outcome:
+  """Replaces one operator; `float32`: in that dtype alone, heads up to this size."""
   if (reader := _READERS.get(scope.op(node))) is None:
     return None
   before = {id(each) for each in scope.slots}

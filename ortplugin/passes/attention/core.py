@@ -56,8 +56,8 @@ class _Reads:
   k: list[Read]
   v: list[Read]
   y: list[Read]
-  by_rows: bool
-  """Whether the elements of a head must lie side by side: for float32 the other kernel has no tensor cores."""
+  float32: int
+  """In that dtype, the largest head, whose elements lie side by side: of others no kernel has tensor cores. Else 0."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class _Choice:
     return sum(read.depth - (layout.shape is not None) for read, layout in (self.q, self.k, self.v, self.y))
 
 
-def fuse_core(scope: Scope, node: gs.Node, core: Core, float32: bool = False) -> Applied | Missed:
-  """Replaces the nodes of the chain, of which `node` makes Y, by one; `float32`: in that dtype alone."""
+def fuse_core(scope: Scope, node: gs.Node, core: Core, float32: int = 0) -> Applied | Missed:
+  """Replaces the nodes of the chain, of which `node` makes Y, by one; `float32`: that of _Reads."""
   found = _reads(scope, core, float32)
   reason = found if isinstance(found, str) else unsupported(scope) or _used_beside(scope, core)
   if isinstance(found, str) or reason:
@@ -121,7 +121,7 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core, float32: bool = False) ->
   return Applied((*labels, *_removed(scope, found.found[:3])), new)
 
 
-def _reads(scope: Scope, core: Core, float32: bool) -> _Reads | str:
+def _reads(scope: Scope, core: Core, float32: int) -> _Reads | str:
   """The tensors of one of DTYPES, or of FLOAT32, that may be read and written; or why there are none."""
   dtypes = FLOAT32 if float32 else DTYPES
   found = [
@@ -181,9 +181,10 @@ def _used_beside(scope: Scope, core: Core) -> str | None:
 
 def _choose(core: Core, found: _Reads) -> _Choice | str:
   """The division into batch and heads that leaves the fewest views; or why there is none."""
+  largest = found.float32 or LARGEST_HEAD
   for name, atom in (("queries and keys", core.head), ("values", core.value)):
-    if (size := size_of(atom.leaves())) is None or not 1 <= size <= LARGEST_HEAD:
-      return f"the head size of {name} is {'unknown' if size is None else size}, not one of 1 to {LARGEST_HEAD}"
+    if (size := size_of(atom.leaves())) is None or not 1 <= size <= largest:
+      return f"the head size of {name} is {'unknown' if size is None else size}, not one of 1 to {largest}"
   leaves = [leaf for atom in core.batch for leaf in atom.leaves()]
   last = len(leaves) - len(core.batch[-1].leaves()) if len(core.batch) > 1 else len(leaves)
   order = [last, *(each for each in range(len(leaves), 0, -1) if each != last)]
@@ -201,7 +202,7 @@ def _divided(core: Core, found: _Reads, batch: Sequence[Atom], heads: Sequence[A
   head, value = core.head.leaves(), core.value.leaves()
   if count is None:
     return None
-  by_rows = found.by_rows
+  by_rows = found.float32 > 0
   q = next(_laid_out(found.q, {"b": batch, "h": heads, "s": rows, "d": head}, by_rows), None)
   y = next(_laid_out(found.y, {"b": batch, "h": heads, "s": rows, "d": value}, True, output=True), None)
   if q is None or y is None:

@@ -10,6 +10,7 @@ Of float32 it is a pass of its own, where a GPU runs the model and target/ says 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import onnx_graphsurgeon as gs
 
@@ -19,6 +20,7 @@ from ..driver import Missed, Outcome, RulePass, first_of
 from .attention_operators import fuse_operator
 from .axes import Atom, Axes, Axis, atoms_of, length, whole
 from .core import Core, fuse_core
+from .node import EXACT_HEAD, LARGEST_HEAD
 from .products import Product, product_of
 from .scores import Chain, Scores, is_over, score_dims, softmax_before, trace_scores
 from .views import Read, unbroadcast
@@ -28,17 +30,17 @@ PRODUCTS = ("MatMul", "Gemm", "Einsum")
 FAR = 64  # values that are looked at before it is not sure
 
 
-def fuse(scope: Scope, node: gs.Node, float32: bool = False) -> Outcome:
-  """Replaces the attention that ends in this product; `float32`: in that dtype alone."""
+def fuse(scope: Scope, node: gs.Node, float32: int = 0) -> Outcome:
+  """Replaces the attention that ends in this product; `float32`: in that dtype alone, heads up to this size."""
   core = _core(scope, node)
   return fuse_core(scope, node, core, float32) if isinstance(core, Core) else core
 
 
-def fuse_float32(scope: Scope, node: gs.Node) -> Outcome:
-  """Replaces attention in float32 that ends in this node, of either kind."""
+def fuse_float32(largest: int, scope: Scope, node: gs.Node) -> Outcome:
+  """Replaces attention in float32 of heads up to `largest` that ends in this node, of either kind."""
   if not FLOAT32_PAYS or not node.outputs or scope.dtype(node.outputs[0]) != "float":
     return None
-  return fuse_operator(scope, node, True) or fuse(scope, node, True)
+  return fuse_operator(scope, node, largest) or fuse(scope, node, largest)
 
 
 def _core(scope: Scope, node: gs.Node) -> Core | Missed | None:
@@ -162,4 +164,7 @@ def _read(
 FUSE_ATTENTION = RulePass(
   "fuse-attention", "attention, written out or one operator, becomes FusedAttention", first_of(fuse, fuse_operator)
 )
-ATTENTION_FLOAT32 = RulePass("attention-float32", "attention of float32 becomes FusedAttention", fuse_float32)
+ATTENTION_FLOAT32, ATTENTION_EXACT = (
+  RulePass("attention-float32", "attention of float32 becomes FusedAttention", partial(fuse_float32, largest))
+  for largest in (LARGEST_HEAD, EXACT_HEAD)
+)

@@ -17,6 +17,7 @@ from .masks import Masking
 DTYPES = ("float16", "bfloat16")
 FLOAT32 = ("float",)
 LARGEST_HEAD = 256
+EXACT_HEAD = 128  # in float32 without TF32: beyond, `flash` spills registers
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,16 @@ def test_what_lies_by_columns_stays():
   assert not run_pass(graph(PLAIN, HALVES, "float16[2,4,5,8] y"), ATTENTION_FLOAT32)[1].changes
 
 
+@pytest.mark.usefixtures("pays")
+def test_wide_heads_stay_where_tf32_is_forbidden():
+  for size, count in ((128, 1), (136, 0)):
+    nodes = f"{HEADS} {CORE}".replace(",8}", f",{size}}}").replace("32", str(4 * size))
+    model = graph(nodes, QKV.replace("32", str(4 * size)), f"float[2,5,{4 * size}] y")
+    for precision, fused in ((None, 1), ("fp32", count)):
+      optimized, _ = ortplugin.optimize(model, precision=precision, providers=["cuda"])
+      assert operators(optimized).count("FusedAttention") == fused
+
+
 def test_it_stays_where_that_does_not_pay(monkeypatch):
   monkeypatch.setattr(fuse_attention, "FLOAT32_PAYS", False)
   stays(graph(f"{HEADS} {CORE}", QKV), ATTENTION_FLOAT32)
