@@ -1,5 +1,5 @@
-// Memory that kernels of ours may still be writing: outputs of this thread's operators since it last launched a kernel
-// outside a capture. Kernels of a graph overlap (launch.cc): one that reads before it waits has to know.
+// Memory that kernels of ours may still write: outputs of this thread's operators since its last launch outside a
+// capture. Kernels of a graph overlap (launch.cc): one that reads before it waits has to know.
 #pragma once
 
 #include <algorithm>

@@ -769,6 +769,14 @@ Evaluator::Workspace::Workspace(const Evaluator& evaluator) : memory_(new unsign
   }
 }
 
+size_t Evaluator::LastRead(ValueId value) const {
+  size_t last = 0;
+  for (const Step& step : steps_)
+    if (std::find(step.operands.begin(), step.operands.end(), value) != step.operands.end())
+      last = size_t(step.statement - program_->statements().data());
+  return last;
+}
+
 void Evaluator::Run(Workspace& workspace, size_t count) const {
   void (*const run)(const Job&) = Best().run;
   void* const* slots = workspace.slots_.data();

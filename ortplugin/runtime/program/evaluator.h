@@ -53,6 +53,8 @@ class Evaluator {
 
   // Computes `count` (at most kBlock) elements of every statement's result.
   void Run(Workspace& workspace, size_t count) const;
+  // The number of the last statement for which Run reads the value, which may be no operand of it.
+  size_t LastRead(ValueId value) const;
 
  private:
   struct Step {

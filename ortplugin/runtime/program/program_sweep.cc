@@ -80,11 +80,7 @@ bool ProgramSweep::Stays(size_t result, const std::vector<Input>& inputs) const 
 // Whether an input's memory, which a result may have too, is written while it is still to be read.
 bool ProgramSweep::IsOverwritten(size_t input, const void* data) const {
   const ValueId parameter = program_.parameters()[input];
-  size_t last_read = 0;
-  for (size_t index = 0; index < program_.statements().size(); ++index) {
-    const std::vector<ValueId>& operands = program_.statements()[index].operands;
-    if (std::find(operands.begin(), operands.end(), parameter) != operands.end()) last_read = index;
-  }
+  const size_t last_read = each_.LastRead(parameter);
   const std::vector<ValueId>& results = program_.results();
   const bool is_result = std::find(results.begin(), results.end(), parameter) != results.end();
   for (size_t r = 0; r < results.size(); ++r) {

@@ -403,7 +403,6 @@ __cluster_dims__(CLUSTER, 1, 1)
 #if HAS_PAST
   if (threadIdx.x >= THREADS) {
     grid_dependency_wait();
-    // Rows of past that stay in their place need no copy.
     const bool stays = HAS_POSITION && k.past == k.present && v.past == v.present;
     const int begin = stays ? added.first / KEYS * KEYS : 0, end = stays ? min(keys, added.first + added.count) : keys;
     const int of_warp = (place.block * WRITERS + (threadIdx.x - THREADS) / 32) * KEYS;
