@@ -149,7 +149,6 @@ void WithoutPdl() {
   CHECK(LastIsFull());
 }
 
-// What operators write in a capture may still be under way for all that comes behind them there.
 void OutputsOfACapture() {
   stream = begin_capture();
   char memory[64];

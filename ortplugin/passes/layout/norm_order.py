@@ -68,7 +68,7 @@ def _order(scope: Scope, steps: Steps) -> tuple[int, Order] | None:
   """How many rows of x an image has, images being the result's first axis, and their order, if all have the same."""
   try:
     order, rows = order_of(scope, steps), math.prod(lengths(scope, steps.x, steps.images)[:-1])
-    images, *image = lengths(scope, steps.nodes[-1].outputs[0], steps.images)[:-1]
+    images, *image = lengths(scope, steps.nodes[-1].outputs[0], steps.images)[:-1] or [1]
   except NotRowsError:
     return None
   one = order[: len(order) // images]
