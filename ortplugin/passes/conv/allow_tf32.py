@@ -30,7 +30,7 @@ def has_tensor_cores(node: gs.Node, dtype: str | None) -> bool:
 
 
 def _has_3xtf32(node: gs.Node) -> bool:
-  is_image = node.op == "FusedConv" and len(node.attrs["kernel_shape"]) == 2
+  is_image = node.op == "FusedConv" and len(node.attrs.get("kernel_shape", ())) == 2
   return is_image and node.attrs.get("group", 1) == 1 and bool(DEFAULT["matmul_exact_pays"])
 
 
