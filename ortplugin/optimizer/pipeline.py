@@ -307,7 +307,7 @@ def select_passes(
 
 
 def _for(step: Pass, layout: str, gpu: bool, tf32: bool | None) -> Pass:
-  """The step in the form for this layout, and for models that a GPU runs."""
+  """The step in the form for this layout, this kind of machine and TF32."""
   last = CHANNELS_LAST_ALWAYS if layout == "nhwc" else CHANNELS_LAST_ON_GPU if gpu else CHANNELS_LAST
   forms: dict[str, Pass] = {
     CHANNELS_LAST.name: last,
