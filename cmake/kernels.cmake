@@ -27,6 +27,8 @@ set(kernel_files
   kWgmmaSource=device/wgmma.cuh
   kSplitKSource=ops/conv/engines/split_k.cu
   kGemvSource=ops/conv/engines/gemv.cu
+  kGemvMmaSource=ops/conv/engines/gemv_mma.cu
+  kGemvNormSource=ops/conv/engines/gemv_norm.cuh
   kPixelShuffleSource=ops/conv/engines/pixel_shuffle.cu
   kFewOutputChannelsSource=ops/conv/engines/few_output_channels.cu
   kPolyphaseSource=ops/conv/engines/polyphase.cu

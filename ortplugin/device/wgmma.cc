@@ -49,10 +49,8 @@ std::string WgmmaWait(const std::string& name, int n) {
 }
 
 std::string WgmmaSource(DType dtype, int n, bool b_is_mn_major) {
-  return Joined(WgmmaFunction("wgmma", dtype, n, WgmmaA::kShared, b_is_mn_major),
-    "DEVICE void wait_wgmma(float (&sums)[", n / 2,
-    "]) {\n  asm volatile(\"wgmma.commit_group.sync.aligned;\\n\\twgmma.wait_group.sync.aligned 0;\" : ",
-    Accumulators(n), " : : \"memory\");\n}\n\n", kWgmmaSource);
+  return Joined(
+    WgmmaFunction("wgmma", dtype, n, WgmmaA::kShared, b_is_mn_major), WgmmaWait("wgmma", n), "\n", kWgmmaSource);
 }
 
 }  // namespace ortplugin

@@ -7,7 +7,8 @@
 // Makes what this thread wrote to shared memory visible to the tensor cores.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void sync_warpgroup(int warpgroup) { asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory"); }
-// Lets further MMAs be issued while these run.
+// Ends a group of MMAs, which a wait names. An empty group is no no-op: ptxas issues an MMA for it, which waits for
+// those of other warpgroups that were issued before.
 DEVICE void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 DEVICE void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wait_wgmma_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }

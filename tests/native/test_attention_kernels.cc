@@ -1,12 +1,15 @@
 // The kernels of FusedAttention, in the variants that a configuration can take: no local memory. Limits are tested
 // here, too.
 
+#include <algorithm>
 #include <iostream>
 #include <sstream>
+#include <vector>
 
 #include "ortplugin/ops/attention/engines/decode.h"
 #include "ortplugin/ops/attention/engines/engine.h"
 #include "ortplugin/ops/attention/engines/flash.h"
+#include "ortplugin/ops/attention/engines/flash_wgmma.h"
 #include "ortplugin/ops/attention/engines/simt.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
@@ -219,6 +222,47 @@ void TestGroups(const cuda::DeviceFacts& gpu) {
   CHECK(ConfigureFlash(bert, gpu).groups == 1 && ConfigureFlash(many, gpu).groups == 1);
 }
 
+// Tiles of keys that the busiest block of flash_wgmma has, over the average.
+double MostOverAverage(const AttentionProblem& problem, const cuda::DeviceFacts& gpu) {
+  const FlashWgmmaConfig config = ConfigureFlashWgmma(problem, gpu);
+  const FlashWgmmaOrder order = OrderFlashWgmma(problem, config, gpu);
+  const int64_t rows = int64_t{64} * config.consumers, of_head = (problem.queries + rows - 1) / rows;
+  const int64_t all_heads = problem.batch * problem.heads, all = of_head * all_heads;
+  const int64_t blocks = std::min(all, int64_t{gpu.multiprocessors} * config.min_blocks);
+  CHECK(order.blocks == blocks || order.blocks == all);
+  std::vector<double> loads(size_t(blocks), 0);
+  double sum = 0;
+  for (int64_t at = 0; at < all; ++at) {  // as Schedule does (flash_wgmma.cu)
+    const int64_t first = at / (order.section * of_head) * order.section, rest = at - first * of_head;
+    const int64_t row = (of_head - 1 - rest / std::min(order.section, all_heads - first)) * rows;
+    double tiles = 0;
+    for (int64_t own = row; own < std::min(row + rows, problem.queries); own += 64) {
+      const int64_t last = std::min(own + 64, problem.queries);
+      const bool is_causal = problem.causal != AttentionProblem::Causal::kNone;
+      tiles += double(((is_causal ? last : problem.keys) + config.tile_n - 1) / config.tile_n);
+    }
+    const size_t place = size_t(at % blocks), block = at / blocks % 2 ? size_t(blocks) - 1 - place : place;
+    double& load = order.blocks == blocks ? loads[block] : *std::min_element(loads.begin(), loads.end());
+    load += tiles;
+    sum += tiles;
+  }
+  return *std::max_element(loads.begin(), loads.end()) / sum * double(blocks);
+}
+
+// Blocks have as much to do as each other, however long sequences are. Those of 16384 keys were 1.3 times the average.
+void TestOrder(const cuda::DeviceFacts& gpu) {
+  for (const int64_t length : {256, 512, 1000, 1024, 1500, 2048, 4096, 8192, 16384, 40000})
+    for (const int64_t size : {32, 64, 80, 128, 192})
+      for (const int64_t kv_heads : {1, 6, 12})
+        for (const bool is_causal : {false, true}) {
+          AttentionProblem problem =
+            Standard(DType::kFloat16, {std::max<int64_t>(2, 32768 / length), 12, kv_heads, length, length, size, size});
+          if (is_causal) problem.causal = AttentionProblem::Causal::kUpperLeft;
+          const double most = MostOverAverage(problem, gpu);
+          CHECK_WITH(most < 1.1, test::Joined(length, " keys, size ", size, ": ", most));
+        }
+}
+
 // Views of all layouts, and masks, are what tests/ort/test_attention.py runs.
 void TestViews() {
   // Strides beyond 2^31; sizes whose product nobody has.
@@ -260,6 +304,7 @@ int main(int argc, char** argv) {
     return argument.empty() ? test::AskForArchitecture("test_attention_kernels") : 0;
   }
   TestGroups(test::H200());
+  TestOrder(test::H200());
   TestViews();
   TestLimits();
   const cuda::DeviceFacts& gpu = test::DeviceOf(argument);

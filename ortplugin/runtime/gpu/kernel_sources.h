@@ -47,6 +47,8 @@ extern const char kClusterSource[];
 extern const char kTmaSource[];
 extern const char kSplitKSource[];
 extern const char kGemvSource[];
+extern const char kGemvMmaSource[];
+extern const char kGemvNormSource[];
 extern const char kPixelShuffleSource[];
 extern const char kFewOutputChannelsSource[];
 extern const char kPolyphaseSource[];

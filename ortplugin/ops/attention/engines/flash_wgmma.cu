@@ -39,9 +39,15 @@ struct FlashArguments {
 DEVICE void sync_named(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void arrive_named(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
+// Queries of one head, and the tiles of keys that they see.
+struct Tile {
+  int row, head, batch, begin, end;
+};
+
 // Where things are in shared memory.
 struct Shared {
   unsigned q, k, v, barriers;
+  Tile* tiles;  // whose the queries of each warpgroup are
   // Barriers of a warpgroup's queries, of a stage of K and of one of V; where these are read, and may be written again.
   DEVICE unsigned q_full(int i) const { return barriers + i * 8; }
   DEVICE unsigned q_empty(int i) const { return q_full(Q_STAGES * CONSUMERS + i); }
@@ -52,14 +58,8 @@ struct Shared {
 };
 #define BARRIERS (2 * Q_STAGES * CONSUMERS + 4 * STAGES)
 
-// Queries of one head, and the tiles of keys that they see.
-struct Tile {
-  int row, head, batch, begin, end;
-};
-
-// The tiles of a block. Those at work at the same time read the same keys; with causal attention those of most keys
-// come first, SECTION heads at a time, whose keys the L2 cache keeps, and every other round goes backwards, so that all
-// blocks get as many keys.
+// The tiles of a block. Those of `section` heads at a time are taken, whose keys the L2 cache keeps, the ones with most
+// keys first, and every other round goes backwards, so that all blocks get as many keys.
 struct Schedule {
   const FlashArguments& g;
   const Keys seen;
@@ -67,28 +67,25 @@ struct Schedule {
   int round = 0;
   DEVICE explicit Schedule(const FlashArguments& g)
     : g(g), seen(g.a), of_head(((int)g.a.queries + ROWS - 1) / ROWS), all(of_head * (int)g.all_heads) {}
-  DEVICE int index() const {
-    return round * gridDim.x + (IS_CAUSAL && round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-  }
+  DEVICE int index() const { return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x); }
   DEVICE bool exists() const { return round * gridDim.x < all; }
   DEVICE void step() { ++round; }
-  // Without keys where there is none at this index.
-  DEVICE bool take(Tile& tile) const {
-    const int at = index();
-    if (at >= all) return false;
-    int number = at % of_head, both = at / of_head;
-    if (IS_CAUSAL) {
-      const int section = (int)g.section, first = at / (section * of_head) * section;
-      const int heads = min(section, (int)g.all_heads - first), rest = at - first * of_head;
-      number = of_head - 1 - rest / heads;
-      both = first + rest % heads;
-    }
+  DEVICE bool has_tile() const { return index() < all; }
+  DEVICE Tile tile() const {
+    Tile tile;
+    const int at = index(), section = (int)g.section, first = at / (section * of_head) * section;
+    const int heads = min(section, (int)g.all_heads - first), rest = at - first * of_head;
+    const int number = of_head - 1 - rest / heads, both = first + rest % heads;
     tile.row = number * ROWS;
     tile.batch = both / (int)g.a.heads;
     tile.head = both % (int)g.a.heads;
     tile.begin = seen.first(tile.row) / TILE_N;
-    tile.end = (seen.last(min(tile.row + ROWS, (int)g.a.queries) - 1) + TILE_N - 1) / TILE_N;
-    return true;
+    tile.end = tiles_seen(tile.row + ROWS - 64);
+    return tile;
+  }
+  // Tiles of keys, from the first on, that 64 queries see.
+  DEVICE int tiles_seen(int row) const {
+    return (seen.last(min(row + 64, (int)g.a.queries) - 1) + TILE_N - 1) / TILE_N;
   }
 };
 
@@ -97,12 +94,13 @@ DEVICE void copy_queries(const FlashArguments& g, const Shared& shared) {
   grid_dependency_wait();
   Ring<Q_STAGES> ring;
   for (Schedule schedule(g); schedule.exists(); schedule.step()) {
-    Tile tile;
-    if (!schedule.take(tile)) continue;
+    if (!schedule.has_tile()) continue;
+    const Tile tile = schedule.tile();
 #pragma unroll 1
     for (int i = 0; i < CONSUMERS; ++i) {
       const int at = ring.stage * CONSUMERS + i;
       wait_barrier(shared.q_empty(at), ring.phase ^ 1);
+      shared.tiles[at] = tile;  // its divisions would be what the first MMA waits for
       expect_bytes(shared.q_full(at), 64 * 128 * QK_BOXES);
 #pragma unroll
       for (int box = 0; box < QK_BOXES; ++box)
@@ -120,8 +118,8 @@ DEVICE void copy_keys(const FlashArguments& g, const Shared& shared) {
   grid_dependency_wait();
   Ring<STAGES> ring;
   for (Schedule schedule(g); schedule.exists(); schedule.step()) {
-    Tile tile;
-    if (!schedule.take(tile)) continue;
+    if (!schedule.has_tile()) continue;
+    const Tile tile = schedule.tile();
     const int head = tile.head / (int)g.a.group;
 #pragma unroll 1
     for (int n = tile.end - 1; n >= tile.begin; --n, ring.step()) {
@@ -285,12 +283,30 @@ DEVICE void consume(const FlashArguments& g, const Shared& shared) {
   Ring<STAGES> of_k, of_v;
 #pragma unroll 1
   for (Schedule schedule(g); schedule.exists(); schedule.step()) {
-    Tile tile;
-    if (!schedule.take(tile)) continue;
-    const int at = of_q.stage * CONSUMERS + own, row = tile.row + own * 64;
+    if (!schedule.has_tile()) continue;
+    const int at = of_q.stage * CONSUMERS + own;
     const unsigned q = shared.q + at * Q_BYTES;
     rows.clear();
     wait_barrier(shared.q_full(at), of_q.phase);
+    Tile tile = shared.tiles[at];
+    const int row = tile.row + own * 64;
+#if SKIPS
+    // The block's tiles of keys that none of this warpgroup's queries see.
+    const int past_own = row < (int)g.a.queries ? schedule.tiles_seen(row) : tile.begin;
+#pragma unroll 1
+    for (; tile.end > past_own && tile.end > tile.begin; --tile.end) {
+      wait_barrier(shared.k_full(of_k.stage), of_k.phase);
+      release(shared.k_empty(of_k.stage));
+      of_k.step();
+      if (tile.end > tile.begin + 1) {
+        turn();
+        pass();
+      }
+      wait_barrier(shared.v_full(of_v.stage), of_v.phase);
+      release(shared.v_empty(of_v.stage));
+      of_v.step();
+    }
+#endif
     if (tile.begin < tile.end) {
       float s[TILE_N / 2], factor[2];
       unsigned p[TILE_N / 4];
@@ -348,7 +364,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   flash_wgmma(const __grid_constant__ FlashArguments g) {
   extern __shared__ __align__(1024) uint4 dynamic[];
   __shared__ __align__(8) unsigned long long barriers[BARRIERS];
+  __shared__ Tile tiles[Q_STAGES * CONSUMERS];
   Shared shared;
+  shared.tiles = tiles;
   shared.q = shared_address(dynamic);
   shared.k = shared.q + Q_STAGES * CONSUMERS * Q_BYTES;
   shared.v = shared.k + STAGES * K_BYTES;

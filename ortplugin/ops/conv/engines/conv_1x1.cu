@@ -280,10 +280,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_1x1(const Argument
       for (int n_tile = 0; n_tile < N_TILES; ++n_tile) {
         multiply(
           sums, left, weights + (k_tile * (TILE_K / 64) * BLOCK_N + n_tile * TILE_N) * 64, N_TILES == 1 && k_tile > 0);
+        commit_wgmma();
         const bool last = N_TILES > 1 || k_tile == K_TILES - 1;
         Epilogue epilogue(rows, tile, first + n_tile * TILE_N, thread);
         if (PREFETCH_OPERANDS && last) epilogue.prefetch(a);  // while the tensor cores work
-        wait_wgmma(sums);
+        wait_wgmma<0>(sums);
         if (last) epilogue.run(a, sums);
       }
     }

@@ -173,9 +173,13 @@ int64_t ChunksAhead(
   const Program& program, const Contraction& problem, const GemmConfig& config, bool runs_first, bool is_normalized) {
   const int64_t tiles = config.m_tiles;
   const int64_t chunks = Chunks(problem, config) * (runs_first ? 1 : tiles);
-  const int64_t kept = is_normalized ? config.tile_n / 2 + 24 : runs_first ? 24 : problem.gated ? 16 : 0;
+  const int64_t kept = is_normalized ? config.tile_n / 2 + 24
+    : runs_first                     ? (program.statements().size() > 2 ? 24 : 20)
+    : problem.gated                  ? 16
+                                     : 0;
+  const int64_t of_two = runs_first ? 176 : 146;  // where the program runs there is less else in registers
   const int64_t room = (config.take_turns || config.consumers == 1 ? 200
-                           : config.consumers == 2                 ? 146
+                           : config.consumers == 2                 ? of_two
                                                                    : 96) -
     tiles * (1 + IsExact(problem)) * config.tile_n / 2 - kept;
   if (Vector(problem) < 4) return 1;

@@ -215,7 +215,8 @@ DEVICE void multiply_exact(float (&sums)[TILE_N / 2], const storage_t* left, con
     for (int k = 0; k < TILE_K; k += 8)
       wgmma(products, descriptor(left + (term == 0) * kRests + k), descriptor(right + (term == 1) * kRests + k),
         term > 0 || k > 0);
-  wait_wgmma(products);
+  commit_wgmma();
+  wait_wgmma<0>(products);
 #pragma unroll
   for (int i = 0; i < TILE_N / 2; ++i) sums[i] += products[i];
 }
@@ -281,7 +282,7 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
     }
 #if !IS_EXACT
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m) wait_wgmma(sums[m]);
+    for (int m = 0; m < M_TILES; ++m) wait_wgmma<0>(sums[m]);
     release(before);
 #endif
 #if IS_NORMALIZED

@@ -52,40 +52,70 @@ GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, con
   return best;
 }
 
-std::string GemvSource(
-  const Program& program, const Contraction& problem, const GemvConfig& config, const NormTail* norm) {
+namespace {
+
+constexpr int64_t kMostRows = 8, kColumns = 8, kChunk = 32;  // of gemv_mma.cu
+constexpr int64_t kMostSteps = 8;  // of a thread, whose loads are under way at once
+constexpr int64_t kRowBytes = 40 << 10;  // of shared memory
+
+std::string SourceOf(const Program& program, const Contraction& problem, const NormTail* norm,
+  const std::vector<std::pair<const char*, int64_t>>& sizes, const std::string& kernel) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem, norm)
-       << Defines({{"VECTOR", config.vector}, {"LANES", config.lanes}, {"ROWS", config.rows},
-            {"THREADS", config.threads}, {"NORM_VECTOR", config.norm_vector}, {"HAS_NORM", norm != nullptr}});
-  if (norm != nullptr) text << NormConstants(*norm->norm);
-  text << kGemvSource;
+  text << ConvPreamble(program, problem, norm) << Defines({{"HAS_NORM", norm != nullptr}});
+  for (const auto& [name, value] : sizes) text << "#define " << name << " " << value << "\n";
+  if (norm != nullptr) text << NormConstants(*norm->norm) << kGemvNormSource;
+  text << kernel;
   return text.str();
 }
 
-cuda::LaunchShape GemvLaunch(const Contraction& problem, const GemvConfig& config) {
+EngineKernel OnCores(
+  const Program& program, const Contraction& problem, const GemvConfig& config, const NormTail* norm = nullptr) {
+  const std::string source = SourceOf(program, problem, norm,
+    {{"VECTOR", config.vector}, {"LANES", config.lanes}, {"ROWS", config.rows}, {"THREADS", config.threads}},
+    kGemvSource);
   const int64_t threads = problem.filters * DivideUp(problem.batch, config.rows) * config.lanes;
-  return {DivideUp(threads, config.threads), config.threads};
+  return {
+    source, "gemv", {DivideUp(threads, config.threads), config.threads}, ConvArguments(program, problem, 1, 1, norm)};
 }
+
+// None where the GPU or the problem has no such MMAs.
+std::optional<EngineKernel> OnTensorCores(
+  const Program& program, const Contraction& problem, const DeviceFacts& device, const NormTail* norm = nullptr) {
+  if (problem.dtype() == DType::kFloat || !device.has_mma_m16n8k16() || problem.channels % 8 != 0) return {};
+  int64_t rows = 1, warps = 1;
+  while (rows < problem.batch) rows *= 2;
+  if (rows > kMostRows || rows * problem.channels * 2 > kRowBytes) return {};
+  const int64_t chunks = DivideUp(problem.channels, kChunk);
+  while (warps < 16 &&
+    ((warps < 4 && warps < chunks) || 32 * warps < kColumns * rows ||
+      DivideUp(chunks, warps) * (1 + problem.gated) > kMostSteps))
+    warps *= 2;
+  if (norm != nullptr && rows * DivideUp(problem.channels, 8 * 32 * warps) > kMostSteps) return {};
+  const char* const type = problem.dtype() == DType::kFloat16 ? "f16" : "bf16";
+  const std::string source =
+    SourceOf(program, problem, norm, {{"VECTOR", 8}, {"ROWS", rows}, {"WARPS", warps}, {"THREADS", 32 * warps}},
+      Joined("#define MMA_TYPE \"", type, "\"\n", kMmaSource, kGemvMmaSource));
+  return EngineKernel{
+    source, "gemv", {DivideUp(problem.filters, kColumns), 32 * warps}, ConvArguments(program, problem, 1, 1, norm)};
+}
+
+}  // namespace
 
 std::optional<EngineKernel> MakeGemvNorm(
   const Program& program, const Contraction& problem, const NormTail& norm, const DeviceFacts& device) {
-  constexpr int64_t kMostSteps = 8;  // of a thread
   if (!FitsGemv(program, problem, device)) return {};
+  if (auto made = OnTensorCores(program, problem, device, &norm)) return made;
   GemvConfig config = ConfigureGemv(program, problem, device);
   config.threads = 256;  // the more, the fewer blocks normalise each row
-  while (config.norm_vector < config.vector && config.threads * config.norm_vector < problem.channels)
-    config.norm_vector *= 2;
   const int64_t steps = DivideUp(problem.channels, int64_t{config.lanes} * config.vector);
   if (steps * config.rows * (1 + problem.gated) > kMostSteps) return {};
   if (problem.batch > config.rows && problem.filters % (config.threads / config.lanes) != 0) return {};
-  return EngineKernel{GemvSource(program, problem, config, &norm), "gemv", GemvLaunch(problem, config),
-    ConvArguments(program, problem, 1, 1, &norm)};
+  return OnCores(program, problem, config, &norm);
 }
 
 EngineKernel MakeGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {
-  const GemvConfig config = ConfigureGemv(program, problem, device);
-  return {GemvSource(program, problem, config), "gemv", GemvLaunch(problem, config), ConvArguments(program, problem)};
+  if (auto made = OnTensorCores(program, problem, device)) return *std::move(made);
+  return OnCores(program, problem, ConfigureGemv(program, problem, device));
 }
 
 }  // namespace ortplugin

@@ -11,16 +11,12 @@ struct GemvConfig {
   int lanes;  // threads that share an output's sum: a power of two, at most the block's
   int rows;  // of X for each weight that is read: a power of two, at most lanes
   int threads;  // of a block
-  int norm_vector = 1;  // channels that a thread normalises at once
 };
 
 EngineTest FitsGemv;
 // Whether it is known to be faster than a GEMM.
 EngineTest IsGemvFast;
 GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const DeviceFacts& device);
-std::string GemvSource(
-  const Program& program, const Contraction& problem, const GemvConfig& config, const NormTail* norm = nullptr);
-cuda::LaunchShape GemvLaunch(const Contraction& problem, const GemvConfig& config);
 
 EngineMake MakeGemv;
 // With a norm of X; none where its threads could not hold their parts of the rows.

@@ -142,7 +142,7 @@ DEVICE void consume(const Arguments& a, unsigned weights, unsigned patches, floa
           descriptor_at(patch + (tap / KERNEL_W * PATCH_W + tap % KERNEL_W) * PIXEL_BYTES + k * 32), tap + k > 0);
     commit_wgmma();
     if (threadIdx.x % 128 == 0) arrive(turns + (warpgroup + 1) % CONSUMERS * 8);
-    wait_wgmma(sums);
+    wait_wgmma<0>(sums);
     if (threadIdx.x % 128 == 0) arrive(empty + ring.stage * 8);
     ring.skip(CONSUMERS);
     epilogue.run(sums);

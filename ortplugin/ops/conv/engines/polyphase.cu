@@ -59,7 +59,7 @@ DEVICE void finish_tile(const Arguments& a, float (&sums)[M_TILES][TILE_N / 2], 
   };
   load_filters(0);
 #pragma unroll
-  for (int i = 0; i < M_TILES; ++i) wait_wgmma(sums[i]);
+  for (int i = 0; i < M_TILES; ++i) wait_wgmma<0>(sums[i]);
 #pragma unroll
   for (int group = 0; group < TILE_N / 32; ++group) {
     if (group + 1 < TILE_N / 32) load_filters(group + 1);

@@ -171,7 +171,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int k = 0; k < TILE_K; k += 2 * OCTET)
       wgmma(sums, descriptor(from + k), descriptor(from + TILE_M * TILE_K + k), true);
-    wait_wgmma(sums);
+    commit_wgmma();
+    wait_wgmma<0>(sums);
   }
 
   meet(k_end - K_TILES * k_part / K_PARTS, warpgroup);
