@@ -28,7 +28,7 @@ def settle(graph: gs.Graph) -> None:
   """Gives nodes of which onnx infers another shape, also in subgraphs, a form of which it infers the right one.
 
   An operator of ours behind them would be asked at load about a shape that no value has. A pool's ceil_mode goes
-  where it adds no window, or where pads add the same; else a Reshape tells the shape, where it is known. `graph` has
+  where it adds no window, or where pads add the same; else a Reshape tells the lengths that are known. `graph` has
   the shapes that `annotate` found.
   """
   left: list[gs.Node] = []
@@ -55,14 +55,15 @@ def settle(graph: gs.Graph) -> None:
 def _tell_by_reshape(scope: Scope, node: gs.Node) -> None:
   result, (kind, *_) = node.outputs[0], told(node)
   shape = kind.shape or ()
-  if not shape or not all(isinstance(dim, int) and 0 < dim < 1 << 63 for dim in shape):
+  lengths = [dim if isinstance(dim, int) else 0 for dim in shape]  # 0: as it comes
+  if not any(lengths) or 0 in shape or max(lengths) >= 1 << 63:
     return
   readers = scope.consumers(result)
-  if len(readers) == 1 and scope.op(readers[0]) == "Reshape" and _integers(readers[0], 1) == list(shape):
+  if len(readers) == 1 and scope.op(readers[0]) == "Reshape" and _integers(readers[0], 1) == lengths:
     return
   made = scope.like(result, "made", shape)
   node.outputs[0] = made
-  wanted = scope.add_constant(np.array(shape, np.int64), f"{result.name}_shape")
+  wanted = scope.add_constant(np.array(lengths, np.int64), f"{result.name}_shape")
   scope.insert_after(gs.Node("Reshape", scope.unique(f"{result.name}/Reshape"), {}, [made, wanted], [result]), node)
 
 

@@ -166,7 +166,15 @@ def ceil_adds_nothing(pool: gs.Node) -> bool:
   if pool.attrs.get("count_include_pad") and not windows_fit(tuple(x), pool.attrs):
     return False
   with_it, without = (_pooled({**pool.attrs, "ceil_mode": ceil}, tuple(x)) for ceil in (1, 0))
-  return with_it is not None and with_it == without and None not in with_it[2:]
+  if with_it is None or with_it != without:
+    return False
+  return all(size is not None or _rounds_nothing(pool.attrs, axis) for axis, size in enumerate(with_it[2:]))
+
+
+def _rounds_nothing(attributes: Mapping[str, Any], axis: int) -> bool:
+  """Whether ceil_mode changes nothing along a spatial axis of any size: each window begins at the next element."""
+  strides = attributes.get("strides")
+  return not strides or strides[axis] == 1
 
 
 def pads_without_ceil(pool: gs.Node) -> list[int] | None:
@@ -177,16 +185,19 @@ def pads_without_ceil(pool: gs.Node) -> list[int] | None:
   x, attributes = pool.inputs[0].shape, pool.attrs
   kernel, spatial = attributes.get("kernel_shape") or [], len(x or ()) - 2
   made = None if x is None else _pooled(attributes, tuple(x))
-  outs = [dim for dim in (made or ())[2:] if isinstance(dim, int)]
+  outs = list((made or ())[2:])
   dilated = any(each != 1 for each in attributes.get("dilations") or ())
   auto_pad = str(attributes.get("auto_pad", "NOTSET"))
-  if attributes.get("count_include_pad") or dilated or auto_pad.startswith("SAME") or not spatial == len(outs) > 0:
+  if attributes.get("count_include_pad") or dilated or auto_pad.startswith("SAME") or not outs:
     return None
-  begin = [0] * spatial if auto_pad == "VALID" else list(attributes.get("pads") or [0] * spatial)[:spatial]
+  if not all(isinstance(out, int) or _rounds_nothing(attributes, axis) for axis, out in enumerate(outs)):
+    return None
+  pads = [0] * (2 * spatial) if auto_pad == "VALID" else list(attributes.get("pads") or [0] * (2 * spatial))
   strides = attributes.get("strides") or [1] * spatial
-  sizes = zip(outs, strides, kernel, x[2:], begin, strict=True)
-  end = [max((out - 1) * stride + window - size - before, 0) for out, stride, window, size, before in sizes]
-  return [*begin, *end]
+  for axis, (out, stride, window, size) in enumerate(zip(outs, strides, kernel, x[2:], strict=True)):
+    if isinstance(out, int):
+      pads[spatial + axis] = max((out - 1) * stride + window - size - pads[axis], 0)
+  return pads
 
 
 def windows_fit(shape: Shape | None, attributes: Mapping[str, Any], least: int = 1) -> bool:

@@ -346,6 +346,22 @@ def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays)
   np.testing.assert_allclose(*computed(restore(made), {"x": x}), *computed(model, {"x": x}), rtol=1e-5, atol=1e-6)
 
 
+@parametrize("stride, made_of_it", [(1, ["MaxPool"]), (2, ["MaxPool", "Reshape"])])
+def test_a_pool_of_which_one_axis_is_open(library, stride, made_of_it):
+  """onnx counts a third window along the other one, of which FusedConv would be told as the session is created."""
+  model = parsed(
+    f"""(float[1,1,4,4,W] x) => (float[A,B,C,D] y) <int64[1] first = {{0}}> {{
+        p = MaxPool<ceil_mode=1, kernel_shape=[1,1,{stride}], strides=[2,2,{stride}], auto_pad="VALID">(x)
+        s = Squeeze(p, first)  y = Conv(s, w) }}""",
+    weights={"w": ones(3, 2, 1, 1)},
+  )
+  made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+  assert op_types(made) == [*made_of_it, "Squeeze", "FusedConv"]
+  x = np.random.default_rng(stride).standard_normal((1, 1, 4, 4, 7)).astype(np.float32)
+  found = run(session(made.SerializeToString(), ["cpu"]), {"x": x})
+  np.testing.assert_allclose(found["y"], *computed(model, {"x": x}), rtol=1e-5, atol=1e-6)
+
+
 def test_a_pool_of_open_size_keeps_its_ceil_mode():
   pool = "MaxPool<ceil_mode=1, kernel_shape=[1,1], strides=[2,2]>(before)"
   made, _, _ = run_passes(behind(pool, "W"), select_passes(only=["fuse-conv"]))
