@@ -441,7 +441,7 @@ def main():
   record = timing.read(path) if path.exists() else {}
   for name in () if args.source else args.only:
     record[name] = measure_table(name, args.tuned, args.commit)
-    timing.write("conv", record, args.out, columns=True)
+    timing.write("conv", record, args.out)
   for name in COLUMNS:
     print(table(record, name))
     if args.readme and table(record, name):

@@ -311,18 +311,14 @@ def exported(module, inputs, first):
   raise RuntimeError("; ".join(failures))
 
 
-def optimized_variants(subject, *, tune, seconds):
-  """The optimized models by column, and the report of the first."""
-  begun = time.perf_counter()
-  ours, report = ortplugin.optimize(subject.model)
-  seconds["optimize"] = time.perf_counter() - begun
+def optimized_variants(subject, *, tune):
+  """The optimized models by column."""
+  ours, _ = ortplugin.optimize(subject.model)
   variants = {"ours": ours}
   if tune:
-    begun = time.perf_counter()
     feeds, _ = subject.on_host()
     variants["tuned"], _ = ortplugin.optimize(subject.model, tune=True, providers=["cuda"], inputs=feeds)
-    seconds["tune"] = time.perf_counter() - begun
-  return variants, report
+  return variants
 
 
 def contenders(case, subject, models, stream, *, compiled):
@@ -350,21 +346,18 @@ def measure(case, *, compiled, tune, profile, against):
   import torch
 
   subject = prepare(case)
-  seconds = {}
   failures = {}
 
   @contextlib.contextmanager
   def attempt(column):
     """One that does not run must not hide the others."""
-    begun = time.perf_counter()
     try:
       yield
-      seconds[column] = time.perf_counter() - begun
     except Exception as error:
       failures[column] = f"{type(error).__name__}: {error}"[:500]
       print(f"  {column}: {failures[column]}", flush=True)
 
-  variants, report = optimized_variants(subject, tune=tune, seconds=seconds)
+  variants = optimized_variants(subject, tune=tune)
   libraries = {**dict.fromkeys(variants, ortplugin.library_path()), **against}
   models = {
     column: (variants.get(column, variants["ours"]).SerializeToString(), library)
@@ -410,8 +403,6 @@ def measure(case, *, compiled, tune, profile, against):
     "errors": errors,
     "graphs": graphs,
     "operators": operators(variants["ours"]),
-    "rewrites": report.rewrites,
-    "seconds": {key: round(value, 1) for key, value in seconds.items()},
     "failures": failures,
     **other,
   }

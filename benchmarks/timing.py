@@ -20,10 +20,8 @@ import re
 import statistics
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -126,94 +124,19 @@ def _output(*command):
     return "unknown"
 
 
-def write(name, record, folder=RESULTS, *, columns=False):
-  """Writes `<folder>/<name>.json.xz`, numbers with four digits, what holds no other object in one line.
-
-  `columns`: of many rows alike the keys stand once, and each row lists its values, of texts that many rows have the
-  number in "texts"; `read` reads both forms. A record may be several by name.
-  """
+def write(name, record, folder=RESULTS):
+  """Writes `<folder>/<name>.json.xz`, numbers with four digits, what holds no other object in one line."""
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f"{name}.json.xz"
-  if columns:
-    several = _is_several(record)
-    record = {name: _in_columns(each) for name, each in record.items()} if several else _in_columns(record)
   text = json.dumps(_shortened(record), indent=0, separators=(",", ":"))
-  text = re.sub(r"(?m)(^|:)([1-9](?:\.\d+)?e-\d+|0\.000\d+)(?=,?$)", lambda found: found[1] + _whole(found[2]), text)
   text = re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", "", found[0]), text) + "\n"
-  path.write_bytes(lzma.compress(text.encode(), preset=9))
+  path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
   return path
 
 
 def read(path):
-  """The record that `write` wrote, or the records that it wrote by name."""
-  record = json.loads(lzma.decompress(path.read_bytes()))
-  return {name: _in_rows(each) for name, each in record.items()} if _is_several(record) else _in_rows(record)
-
-
-def _is_several(record):
-  return all(isinstance(each, Mapping) and "rows" in each for each in record.values())
-
-
-def _in_columns(record):
-  """Null where a row lacks a column, the rarest of which come last and are left out there.
-
-  What a column's objects list under much the same names are columns, too: "microseconds/ours".
-  """
-  given = record["rows"]
-  while nested := _nested(given):
-    given = [_flat(row, nested) for row in given]
-  names = [name for name, _ in Counter(name for row in given for name in row).most_common()]
-  last = [max(names.index(name) for name in row) for row in given]
-  texts = {name: found for name in names if (found := _repeated(given, name))}
-
-  def value(row, name):
-    return texts[name].index(row[name]) if name in row and name in texts else row.get(name)
-
-  rows = [[value(row, name) for name in names[: end + 1]] for row, end in zip(given, last, strict=True)]
-  return {**record, "columns": names, "texts": texts, "rows": rows}
-
-
-def _in_rows(record):
-  """The inverse of _in_columns."""
-  names, texts = record.pop("columns", None), record.pop("texts", {})
-  if names is not None:
-    given, record["rows"] = record["rows"], []
-    for values in given:
-      row = {}
-      for name, value in zip(names, values, strict=False):
-        *path, last = name.split("/")
-        if value is not None:
-          inner = row
-          for each in path:
-            inner = inner.setdefault(each, {})
-          inner[last] = texts[name][value] if name in texts else value
-      record["rows"].append(row)
-  return record
-
-
-def _nested(rows):
-  """The columns whose values are all objects, of which most list most of the names that any of them lists."""
-  found = set()
-  for name in {name: None for row in rows for name in row}:
-    values = [row[name] for row in rows if name in row]
-    if all(isinstance(each, Mapping) and each and not any("/" in key for key in each) for each in values):
-      every = {key for each in values for key in each}
-      found |= {name} if 3 * sum(map(len, values)) >= 2 * len(every) * len(values) else set()
-  return found
-
-
-def _flat(row, nested):
-  flat = {}
-  for name, value in row.items():
-    flat |= {f"{name}/{key}": each for key, each in value.items()} if name in nested else {name: value}
-  return flat
-
-
-def _repeated(rows, name):
-  """The distinct values of a column of texts, where it has each twice on average; else none."""
-  values = [row[name] for row in rows if name in row]
-  distinct = list(dict.fromkeys(map(str, values)))
-  return distinct if all(isinstance(each, str) for each in values) and 2 * len(distinct) <= len(values) else []
+  """The record that `write` wrote."""
+  return json.loads(lzma.decompress(path.read_bytes()))
 
 
 def merged(rows, earlier, environment, *keys):
@@ -256,12 +179,6 @@ def _shortened(value):
   if isinstance(value, Mapping):
     return {key: _shortened(each) for key, each in value.items()}
   return [_shortened(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _whole(number):
-  """A number far below 1 as a whole one and its power of ten, which takes fewer characters: 303e-6."""
-  _, digits, exponent = Decimal(number).normalize().as_tuple()
-  return f"{''.join(map(str, digits))}e{exponent}"
 
 
 def fill_readme(name, table):
@@ -320,7 +237,7 @@ def measured(name, measure, args, **given):
   record = {"environment": environment(args.commit, **given), "rows": []}
   for line in measure(args, record):
     print(line, flush=True)
-    write(name, record, args.out, columns=True)
+    write(name, record, args.out)
   return record
 
 
@@ -338,16 +255,17 @@ def page(lines, name, where, note="", unit="Microseconds of a step, medians", li
   return "\n".join([*lines, "", f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."])
 
 
-def ends(rows, speed, shown=4):
-  """What a table has of many rows: the slowest, three of the fastest, and a line on all. `speed(row)`: over theirs."""
+def ends(rows, speed, shown=3, most=7):
+  """What a table has of many rows: the slowest, the fastest, and a line on all. `speed(row)`: over theirs. `most`:
+  rows of a table that is shown whole."""
   speeds = [(each, number) for number, row in enumerate(rows) if (each := speed(row)) is not None]
   known = [rows[number] for _, number in sorted(speeds)]
-  if len(known) <= shown + 3:
+  if len(known) <= most:
     return rows, ""
   values = [each for each, _ in speeds]
   mean = math.exp(sum(map(math.log, values)) / len(values))
   line = f"Of {len(values)}: geometric mean {mean:.2f}, {sum(x < 0.995 for x in values)} below 1."
-  return known[:shown] + known[-3:], line
+  return known[:shown] + known[-1:], line
 
 
 def to_copy(row):

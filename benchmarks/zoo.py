@@ -569,7 +569,7 @@ def merge(paths):
   record = timing.read(paths[0])
   for path in paths[1:]:
     with tempfile.TemporaryDirectory() as folder:
-      so_far = timing.write("zoo", record, Path(folder), columns=True)
+      so_far = timing.write("zoo", record, Path(folder))
       record = timing.read(path)
       record["rows"] = timing.merged(record["rows"], so_far, record["environment"], *KEYS)
   record["rows"] = in_order(record["rows"])
@@ -597,7 +597,7 @@ def main():
   }
   args = timing.arguments(__doc__, options)
   if args.merge:
-    timing.write("zoo", merge(args.merge), args.out, columns=True)
+    timing.write("zoo", merge(args.merge), args.out)
     args.source = args.out / "zoo.json.xz"
   if args.provider == "cpu":
     record = {"rows": []}

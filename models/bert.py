@@ -1,4 +1,4 @@
-"""BERT encoders as ONNX models, built with onnx.helper in the form in which PyTorch's exporter writes them.
+"""BERT encoders as ONNX models, in the form in which PyTorch's exporter writes them.
 
 The graph is opset 17 and unfused: embeddings are Gather and Add, dense layers MatMul and Add, GELU its Erf formula,
 residuals plain Adds in front of LayerNormalization. That leaves the optimizer the work that it has with real exports.
@@ -7,16 +7,42 @@ Weights come from a function of their PyTorch name, so that the same builder ser
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+import onnx
+import onnx.parser
+from onnx import helper, numpy_helper
 
-OPSET = 17
-IR_VERSION = 8
-
-Array = NDArray[Any]
+# What stands between linear layers and norms; {i} is the number of the layer.
+EMBEDDINGS = """
+  shape = Shape(input_ids)  length = Gather(shape, sequence_axis)
+  positions = Slice(position_ids, zero, length, zero)
+  words = Gather("embeddings.word_embeddings.weight", input_ids)
+  types = Gather("embeddings.token_type_embeddings.weight", token_type_ids)
+  places = Gather("embeddings.position_embeddings.weight", positions)
+  typed = Add(words, types)  placed = Add(typed, places)
+  mask = Unsqueeze(attention_mask, mask_axes)  seen = Cast<to = {element}>(mask)
+  unseen = Sub(one, seen)  bias = Mul(unseen, lowest)
+"""
+ATTENTION = """
+  qh{i} = Reshape(q{i}, split_heads)  qt{i} = Transpose<perm = [0, 2, 1, 3]>(qh{i})
+  kh{i} = Reshape(k{i}, split_heads)  kt{i} = Transpose<perm = [0, 2, 3, 1]>(kh{i})
+  vh{i} = Reshape(v{i}, split_heads)  vt{i} = Transpose<perm = [0, 2, 1, 3]>(vh{i})
+  products{i} = MatMul(qt{i}, kt{i})  scaled{i} = Div(products{i}, sqrt_head_size)  scores{i} = Add(scaled{i}, bias)
+  weights{i} = Softmax<axis = -1>(scores{i})  heads{i} = MatMul(weights{i}, vt{i})
+  rows{i} = Transpose<perm = [0, 2, 1, 3]>(heads{i})  context{i} = Reshape(rows{i}, join_heads)
+"""
+GELU = """
+  part{i} = Div(inner{i}, sqrt_2)  erf{i} = Erf(part{i})  more{i} = Add(erf{i}, one)
+  twice{i} = Mul(inner{i}, more{i})  gelu{i} = Mul(twice{i}, half)
+"""
+POOLING = """
+  tokens = Cast<to = {element}>(attention_mask)  token_mask = Unsqueeze(tokens, last_axis)
+  kept = Mul({x}, token_mask)  total = ReduceSum<keepdims = 0>(kept, sequence_axis)
+  count = ReduceSum<keepdims = 0>(token_mask, sequence_axis)  some = Clip(count, smallest_count)
+  mean = Div(total, some)  norm = ReduceL2<axes = [-1], keepdims = 1>(mean)  length2 = Clip(norm, smallest_length)
+  sentence_embedding = Div(mean, length2)
+"""
 
 
 @dataclass(frozen=True)
@@ -38,171 +64,65 @@ class BertConfig:
     return 1 + 2 * self.num_hidden_layers
 
 
-class GraphBuilder:
-  """Collects nodes and initializers; every method returns the name of the value it made."""
-
-  def __init__(self, dtype):
-    self.dtype = dtype
-    self.onnx_dtype = helper.np_dtype_to_tensor_dtype(dtype)
-    self.nodes = []
-    self.initializers = {}
-
-  def op(self, op_type, name, *inputs, **attributes):
-    """One node; its only output is named after it."""
-    output = f"{name}_output_0"
-    self.nodes.append(helper.make_node(op_type, list(inputs), [output], name=name, **attributes))
-    return output
-
-  def weight(self, name, values):
-    """A parameter, in the model's dtype."""
-    self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(values, dtype=self.dtype), name)
-    return name
-
-  def integers(self, name, values):
-    """An int64 constant: a scalar for a number, else a vector."""
-    self.initializers[name] = numpy_helper.from_array(np.asarray(values, dtype=np.int64), name)
-    return name
-
-  def scalar(self, name, value):
-    """A constant of shape [], in the model's dtype."""
-    return self.weight(name, np.asarray(value))
-
-
-class BertBuilder(GraphBuilder):
-  """Writes the parts of an encoder. x has shape [batch, sequence, hidden_size] throughout."""
-
-  def __init__(self, config, weights, dtype):
-    super().__init__(dtype)
-    self.config, self.weights = config, weights
-
-  def dense(self, scope, x, inputs, outputs):
-    """x @ W.T + b, with W of shape [outputs, inputs] as PyTorch stores it."""
-    name = scope.strip("/").replace("/", ".")
-    weight = self.weight(f"{name}.weight", self.weights(f"{name}.weight", (outputs, inputs)).T)
-    bias = self.weight(f"{name}.bias", self.weights(f"{name}.bias", (outputs,)))
-    return self.op("Add", f"{scope}/Add", bias, self.op("MatMul", f"{scope}/MatMul", x, weight))
-
-  def layer_norm(self, scope, x):
-    """LayerNormalization over the last axis, with scale and bias."""
-    name = scope.strip("/").replace("/", ".")
-    size = (self.config.hidden_size,)
-    gamma = self.weight(f"{name}.weight", self.weights(f"{name}.weight", size))
-    beta = self.weight(f"{name}.bias", self.weights(f"{name}.bias", size))
-    epsilon = self.config.layer_norm_eps
-    return self.op("LayerNormalization", f"{scope}/LayerNormalization", x, gamma, beta, axis=-1, epsilon=epsilon)
-
-  def gelu(self, scope, x):
-    """x * (1 + erf(x / sqrt(2))) / 2"""
-    erf = self.op("Erf", f"{scope}/Erf", self.op("Div", f"{scope}/Div", x, self.scalar("sqrt_2", 2**0.5)))
-    one_plus = self.op("Add", f"{scope}/Add", erf, self.scalar("one", 1.0))
-    return self.op("Mul", f"{scope}/Mul_1", self.op("Mul", f"{scope}/Mul", x, one_plus), self.scalar("half", 0.5))
-
-  def embeddings(self):
-    """The normalised sum of word, token type and position embeddings."""
-    config, scope = self.config, "/embeddings"
-
-    def table(kind, rows, indices):
-      name = f"embeddings.{kind}_embeddings.weight"
-      values = self.weight(name, self.weights(name, (rows, config.hidden_size)))
-      return self.op("Gather", f"{scope}/{kind}_embeddings/Gather", values, indices)
-
-    shape = self.op("Shape", f"{scope}/Shape", "input_ids")
-    length = self.op("Gather", f"{scope}/Gather", shape, self.integers("sequence_axis", [1]))
-    all_positions = self.integers("embeddings.position_ids", range(config.max_position_embeddings))
-    zero = self.integers("zero", [0])
-    positions = self.op("Slice", f"{scope}/Slice", all_positions, zero, length, zero)
-    words = table("word", config.vocab_size, "input_ids")
-    types = table("token_type", config.type_vocab_size, "token_type_ids")
-    total = self.op("Add", f"{scope}/Add", words, types)
-    total = self.op("Add", f"{scope}/Add_1", total, table("position", config.max_position_embeddings, positions))
-    return self.layer_norm(f"{scope}/LayerNorm", total)
-
-  def attention_bias(self):
-    """[batch, 1, 1, sequence]: 0 where a token may be attended to, the dtype's lowest number where not."""
-    mask = self.op("Unsqueeze", "/Unsqueeze", "attention_mask", self.integers("mask_axes", [1, 2]))
-    mask = self.op("Cast", "/Cast", mask, to=self.onnx_dtype)
-    lowest = -65504.0 if self.dtype == np.float16 else -3.3895313892515355e38
-    away = self.op("Sub", "/Sub", self.scalar("one", 1.0), mask)
-    return self.op("Mul", "/Mul", away, self.scalar("lowest", lowest))
-
-  def attention(self, scope, x, bias):
-    """Self-attention before its output projection: softmax(q @ k.T / sqrt(head size) + bias) @ v."""
-    config = self.config
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    split = self.integers("split_heads", [0, 0, heads, hidden // heads])
-
-    def heads_of(part, permutation):
-      values = self.op("Reshape", f"{scope}/{part}/Reshape", self.dense(f"{scope}/{part}", x, hidden, hidden), split)
-      return self.op("Transpose", f"{scope}/{part}/Transpose", values, perm=permutation)
-
-    query, key = heads_of("query", [0, 2, 1, 3]), heads_of("key", [0, 2, 3, 1])
-    scores = self.op("MatMul", f"{scope}/MatMul", query, key)
-    scale = self.scalar("sqrt_head_size", (hidden // heads) ** 0.5)
-    scores = self.op("Add", f"{scope}/Add", self.op("Div", f"{scope}/Div", scores, scale), bias)
-    weights = self.op("Softmax", f"{scope}/Softmax", scores, axis=-1)
-    context = self.op("MatMul", f"{scope}/MatMul_1", weights, heads_of("value", [0, 2, 1, 3]))
-    context = self.op("Transpose", f"{scope}/Transpose", context, perm=[0, 2, 1, 3])
-    return self.op("Reshape", f"{scope}/Reshape", context, self.integers("join_heads", [0, 0, hidden]))
-
-  def layer(self, scope, x, bias):
-    """Attention and feed-forward block, each followed by its residual Add and layer norm."""
-    hidden, inner = self.config.hidden_size, self.config.intermediate_size
-    context = self.attention(f"{scope}/attention/self", x, bias)
-    output = f"{scope}/attention/output"
-    residual = self.op("Add", f"{output}/Add", self.dense(f"{output}/dense", context, hidden, hidden), x)
-    x = self.layer_norm(f"{output}/LayerNorm", residual)
-    inside = self.gelu(f"{scope}/intermediate", self.dense(f"{scope}/intermediate/dense", x, hidden, inner))
-    output = f"{scope}/output"
-    residual = self.op("Add", f"{output}/Add", self.dense(f"{output}/dense", inside, inner, hidden), x)
-    return self.layer_norm(f"{output}/LayerNorm", residual)
-
-  def encoder(self):
-    """The last hidden state."""
-    x, bias = self.embeddings(), self.attention_bias()
-    for index in range(self.config.num_hidden_layers):
-      x = self.layer(f"/encoder/layer/{index}", x, bias)
-    return x
-
-  def sentence_embedding(self, x):
-    """The mean of x over the tokens that are not masked, scaled to length 1: [batch, hidden_size]."""
-    last, tokens = self.integers("last_axis", [-1]), self.integers("sequence_axis", [1])
-    mask = self.op("Cast", "/pooling/Cast", "attention_mask", to=self.onnx_dtype)
-    mask = self.op("Unsqueeze", "/pooling/Unsqueeze", mask, last)
-    total = self.op("ReduceSum", "/pooling/ReduceSum", self.op("Mul", "/pooling/Mul", x, mask), tokens, keepdims=0)
-    count = self.op("ReduceSum", "/pooling/ReduceSum_1", mask, tokens, keepdims=0)
-    count = self.op("Clip", "/pooling/Clip", count, self.scalar("smallest_count", 1e-9))
-    mean = self.op("Div", "/pooling/Div", total, count)
-    length = self.op("ReduceL2", "/normalize/ReduceL2", mean, axes=[-1], keepdims=1)
-    length = self.op("Clip", "/normalize/Clip", length, self.scalar("smallest_length", 1e-12))
-    return self.op("Div", "/normalize/Div", mean, length)
-
-
 def build_bert(config, weights, dtype=np.float32, embed=False):
   """An encoder with int64 inputs input_ids, attention_mask and token_type_ids, each [batch, sequence].
 
   Its output is ``last_hidden_state`` [batch, sequence, hidden_size]; with `embed` it is ``sentence_embedding``
   [batch, hidden_size], the mean over the unmasked tokens scaled to length 1. Weights and arithmetic have `dtype`.
   """
-  builder = BertBuilder(config, weights, np.dtype(dtype))
-  result = builder.encoder()
-  shape: list[str | int | None]
-  name, shape = "last_hidden_state", ["batch", "sequence", config.hidden_size]
-  if embed:
-    result = builder.sentence_embedding(result)
-    name, shape = "sentence_embedding", ["batch", config.hidden_size]
-  builder.nodes[-1].output[0] = name
+  dtype, hidden, inner = np.dtype(dtype), config.hidden_size, config.intermediate_size
+  heads, layers = config.num_attention_heads, config.num_hidden_layers
+  head_size, epsilon = hidden // heads, config.layer_norm_eps
+  numbers = {"one": 1, "half": 0.5, "sqrt_2": 2**0.5, "sqrt_head_size": head_size**0.5}
+  numbers["lowest"] = -65504 if dtype == np.float16 else -3.3895313892515355e38
+  numbers |= {"smallest_count": 1e-9, "smallest_length": 1e-12} if embed else {}
+  integers = {"sequence_axis": [1], "zero": [0], "mask_axes": [1, 2], **({"last_axis": [-1]} if embed else {})}
+  integers |= {"position_ids": range(config.max_position_embeddings), "join_heads": [0, 0, hidden]}
+  integers["split_heads"] = [0, 0, heads, head_size]
+  tensors = {name: np.asarray(values, np.int64) for name, values in integers.items()}
+  tensors |= {name: np.asarray(value, dtype) for name, value in numbers.items()}
 
-  tokens = ["batch", "sequence"]
-  inputs = ("input_ids", "attention_mask", "token_type_ids")
-  graph = helper.make_graph(
-    builder.nodes,
-    "bert",
-    [helper.make_tensor_value_info(name, TensorProto.INT64, tokens) for name in inputs],
-    [helper.make_tensor_value_info(name, builder.onnx_dtype, shape)],
-    list(builder.initializers.values()),
+  def parameter(name, shape, transposed=False):
+    values = weights(name, shape)
+    tensors[name] = np.ascontiguousarray(values.T if transposed else values, dtype)
+    return f'"{name}"'
+
+  def dense(y, name, x, inputs, outputs):
+    weight, bias = parameter(f"{name}.weight", (outputs, inputs), True), parameter(f"{name}.bias", (outputs,))
+    return f"{y}_product = MatMul({x}, {weight})  {y} = Add({bias}, {y}_product)\n"
+
+  def normed(y, name, x):
+    gamma, beta = (parameter(f"{name}.{part}", (hidden,)) for part in ("weight", "bias"))
+    return f"{y} = LayerNormalization<axis = -1, epsilon = {epsilon}>({x}, {gamma}, {beta})\n"
+
+  rows = {"word": config.vocab_size, "token_type": config.type_vocab_size, "position": config.max_position_embeddings}
+  for kind, count in rows.items():
+    parameter(f"embeddings.{kind}_embeddings.weight", (count, hidden))
+  element = helper.np_dtype_to_tensor_dtype(dtype)
+  x = "embedded"
+  text = EMBEDDINGS.format(element=element) + normed(x, "embeddings.LayerNorm", "placed")
+  for i in range(layers):
+    name = f"encoder.layer.{i}"
+    for y, part in zip("qkv", ("query", "key", "value"), strict=True):
+      text += dense(f"{y}{i}", f"{name}.attention.self.{part}", x, hidden, hidden)
+    text += ATTENTION.format(i=i) + dense(f"a{i}", f"{name}.attention.output.dense", f"context{i}", hidden, hidden)
+    text += f"b{i} = Add(a{i}, {x})  " + normed(f"c{i}", f"{name}.attention.output.LayerNorm", f"b{i}")
+    text += dense(f"inner{i}", f"{name}.intermediate.dense", f"c{i}", hidden, inner) + GELU.format(i=i)
+    text += dense(f"d{i}", f"{name}.output.dense", f"gelu{i}", inner, hidden) + f"e{i} = Add(d{i}, c{i})  "
+    x = f"x{i}" if i + 1 < layers else "last_hidden_state"
+    text += normed(x, f"{name}.output.LayerNorm", f"e{i}")
+  shape = f"batch, sequence, {hidden}"
+  if embed:
+    text += POOLING.format(element=element, x=x)
+    x, shape = "sentence_embedding", f"batch, {hidden}"
+  named = {np.dtype(np.float16): "float16", np.dtype(np.float32): "float"}[dtype]
+  inputs = ", ".join(f"int64[batch, sequence] {name}" for name in ("input_ids", "attention_mask", "token_type_ids"))
+  model = onnx.parser.parse_model(
+    f'<ir_version: 8, opset_import: ["": 17], producer_name: "ortplugin models">'
+    f" bert ({inputs}) => ({named}[{shape}] {x}) {{ {text} }}"
   )
-  opsets = [helper.make_opsetid("", OPSET)]
-  return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="ortplugin models")
+  model.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in tensors.items())
+  return model
 
 
 def random_weights(seed):

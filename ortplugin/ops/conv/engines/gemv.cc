@@ -2,6 +2,8 @@
 
 #include <numeric>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
@@ -31,9 +33,17 @@ bool IsGemvFast(const Program&, const Contraction& problem, const DeviceFacts& d
       problem.batch * problem.channels * problem.filters <= target->limits.gemv_fast_multiply_adds);
 }
 
-GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {
-  (void)program;
-  GemvConfig best{};
+namespace {
+
+struct Config {
+  int vector;  // channels of an access
+  int lanes;  // threads that share an output's sum: a power of two, at most the block's
+  int rows;  // of X for each weight that is read: a power of two, at most lanes
+  int threads;  // of a block
+};
+
+Config Configure(const Contraction& problem, const DeviceFacts& device) {
+  Config best{};
   best.vector = int(std::gcd(problem.channels, int64_t{problem.dtype() == DType::kFloat ? 4 : 8}));
   best.lanes = 1;
   while (best.lanes < 32 && best.lanes * best.vector < problem.channels) best.lanes *= 2;
@@ -52,8 +62,6 @@ GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, con
   return best;
 }
 
-namespace {
-
 constexpr int64_t kMostRows = 8, kColumns = 8, kChunk = 32;  // of gemv_mma.cu
 constexpr int64_t kMostSteps = 8;  // of a thread, whose loads are under way at once
 constexpr int64_t kRowBytes = 40 << 10;  // of shared memory
@@ -69,7 +77,7 @@ std::string SourceOf(const Program& program, const Contraction& problem, const N
 }
 
 EngineKernel OnCores(
-  const Program& program, const Contraction& problem, const GemvConfig& config, const NormTail* norm = nullptr) {
+  const Program& program, const Contraction& problem, const Config& config, const NormTail* norm = nullptr) {
   const std::string source = SourceOf(program, problem, norm,
     {{"VECTOR", config.vector}, {"LANES", config.lanes}, {"ROWS", config.rows}, {"THREADS", config.threads}},
     kGemvSource);
@@ -105,7 +113,7 @@ std::optional<EngineKernel> MakeGemvNorm(
   const Program& program, const Contraction& problem, const NormTail& norm, const DeviceFacts& device) {
   if (!FitsGemv(program, problem, device)) return {};
   if (auto made = OnTensorCores(program, problem, device, &norm)) return made;
-  GemvConfig config = ConfigureGemv(program, problem, device);
+  Config config = Configure(problem, device);
   config.threads = 256;  // the more, the fewer blocks normalise each row
   const int64_t steps = DivideUp(problem.channels, int64_t{config.lanes} * config.vector);
   if (steps * config.rows * (1 + problem.gated) > kMostSteps) return {};
@@ -115,7 +123,7 @@ std::optional<EngineKernel> MakeGemvNorm(
 
 EngineKernel MakeGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (auto made = OnTensorCores(program, problem, device)) return *std::move(made);
-  return OnCores(program, problem, ConfigureGemv(program, problem, device));
+  return OnCores(program, problem, Configure(problem, device));
 }
 
 }  // namespace ortplugin

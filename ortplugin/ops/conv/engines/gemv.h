@@ -6,18 +6,9 @@
 
 namespace ortplugin {
 
-struct GemvConfig {
-  int vector;  // channels of an access
-  int lanes;  // threads that share an output's sum: a power of two, at most the block's
-  int rows;  // of X for each weight that is read: a power of two, at most lanes
-  int threads;  // of a block
-};
-
 EngineTest FitsGemv;
 // Whether it is known to be faster than a GEMM.
 EngineTest IsGemvFast;
-GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const DeviceFacts& device);
-
 EngineMake MakeGemv;
 // With a norm of X; none where its threads could not hold their parts of the rows.
 std::optional<EngineKernel> MakeGemvNorm(
