@@ -35,15 +35,15 @@ bool IsGemvFast(const Program&, const Contraction& problem, const DeviceFacts& d
 
 namespace {
 
-struct Config {
+struct GemvConfig {
   int vector;  // channels of an access
   int lanes;  // threads that share an output's sum: a power of two, at most the block's
   int rows;  // of X for each weight that is read: a power of two, at most lanes
   int threads;  // of a block
 };
 
-Config Configure(const Contraction& problem, const DeviceFacts& device) {
-  Config best{};
+GemvConfig ConfigureGemv(const Contraction& problem, const DeviceFacts& device) {
+  GemvConfig best{};
   best.vector = int(std::gcd(problem.channels, int64_t{problem.dtype() == DType::kFloat ? 4 : 8}));
   best.lanes = 1;
   while (best.lanes < 32 && best.lanes * best.vector < problem.channels) best.lanes *= 2;
@@ -62,11 +62,11 @@ Config Configure(const Contraction& problem, const DeviceFacts& device) {
   return best;
 }
 
-constexpr int64_t kMostRows = 8, kColumns = 8, kChunk = 32;  // of gemv_mma.cu
-constexpr int64_t kMostSteps = 8;  // of a thread, whose loads are under way at once
-constexpr int64_t kRowBytes = 40 << 10;  // of shared memory
+constexpr int64_t kMostImages = 8, kGemvFilters = 8, kGemvChunk = 32;  // of gemv_mma.cu
+constexpr int64_t kMostLoads = 8;  // of a thread, whose loads are under way at once
+constexpr int64_t kImageBytes = 40 << 10;  // of shared memory
 
-std::string SourceOf(const Program& program, const Contraction& problem, const NormTail* norm,
+std::string GemvSource(const Program& program, const Contraction& problem, const NormTail* norm,
   const std::vector<std::pair<const char*, int64_t>>& sizes, const std::string& kernel) {
   std::ostringstream text;
   text << ConvPreamble(program, problem, norm) << Defines({{"HAS_NORM", norm != nullptr}});
@@ -77,8 +77,8 @@ std::string SourceOf(const Program& program, const Contraction& problem, const N
 }
 
 EngineKernel OnCores(
-  const Program& program, const Contraction& problem, const Config& config, const NormTail* norm = nullptr) {
-  const std::string source = SourceOf(program, problem, norm,
+  const Program& program, const Contraction& problem, const GemvConfig& config, const NormTail* norm = nullptr) {
+  const std::string source = GemvSource(program, problem, norm,
     {{"VECTOR", config.vector}, {"LANES", config.lanes}, {"ROWS", config.rows}, {"THREADS", config.threads}},
     kGemvSource);
   const int64_t threads = problem.filters * DivideUp(problem.batch, config.rows) * config.lanes;
@@ -92,19 +92,19 @@ std::optional<EngineKernel> OnTensorCores(
   if (problem.dtype() == DType::kFloat || !device.has_mma_m16n8k16() || problem.channels % 8 != 0) return {};
   int64_t rows = 1, warps = 1;
   while (rows < problem.batch) rows *= 2;
-  if (rows > kMostRows || rows * problem.channels * 2 > kRowBytes) return {};
-  const int64_t chunks = DivideUp(problem.channels, kChunk);
+  if (rows > kMostImages || rows * problem.channels * 2 > kImageBytes) return {};
+  const int64_t chunks = DivideUp(problem.channels, kGemvChunk);
   while (warps < 16 &&
-    ((warps < 4 && warps < chunks) || 32 * warps < kColumns * rows ||
-      DivideUp(chunks, warps) * (1 + problem.gated) > kMostSteps))
+    ((warps < 4 && warps < chunks) || 32 * warps < kGemvFilters * rows ||
+      DivideUp(chunks, warps) * (1 + problem.gated) > kMostLoads))
     warps *= 2;
-  if (norm != nullptr && rows * DivideUp(problem.channels, 8 * 32 * warps) > kMostSteps) return {};
+  if (norm != nullptr && rows * DivideUp(problem.channels, 8 * 32 * warps) > kMostLoads) return {};
   const char* const type = problem.dtype() == DType::kFloat16 ? "f16" : "bf16";
   const std::string source =
-    SourceOf(program, problem, norm, {{"VECTOR", 8}, {"ROWS", rows}, {"WARPS", warps}, {"THREADS", 32 * warps}},
+    GemvSource(program, problem, norm, {{"VECTOR", 8}, {"ROWS", rows}, {"WARPS", warps}, {"THREADS", 32 * warps}},
       Joined("#define MMA_TYPE \"", type, "\"\n", kMmaSource, kGemvMmaSource));
   return EngineKernel{
-    source, "gemv", {DivideUp(problem.filters, kColumns), 32 * warps}, ConvArguments(program, problem, 1, 1, norm)};
+    source, "gemv", {DivideUp(problem.filters, kGemvFilters), 32 * warps}, ConvArguments(program, problem, 1, 1, norm)};
 }
 
 }  // namespace
@@ -113,17 +113,17 @@ std::optional<EngineKernel> MakeGemvNorm(
   const Program& program, const Contraction& problem, const NormTail& norm, const DeviceFacts& device) {
   if (!FitsGemv(program, problem, device)) return {};
   if (auto made = OnTensorCores(program, problem, device, &norm)) return made;
-  Config config = Configure(problem, device);
+  GemvConfig config = ConfigureGemv(problem, device);
   config.threads = 256;  // the more, the fewer blocks normalise each row
   const int64_t steps = DivideUp(problem.channels, int64_t{config.lanes} * config.vector);
-  if (steps * config.rows * (1 + problem.gated) > kMostSteps) return {};
+  if (steps * config.rows * (1 + problem.gated) > kMostLoads) return {};
   if (problem.batch > config.rows && problem.filters % (config.threads / config.lanes) != 0) return {};
   return OnCores(program, problem, config, &norm);
 }
 
 EngineKernel MakeGemv(const Program& program, const Contraction& problem, const DeviceFacts& device) {
   if (auto made = OnTensorCores(program, problem, device)) return *std::move(made);
-  return OnCores(program, problem, Configure(problem, device));
+  return OnCores(program, problem, ConfigureGemv(problem, device));
 }
 
 }  // namespace ortplugin
