@@ -47,15 +47,6 @@ DEVICE void wait_given(unsigned barrier) {
     "@!done bra WAIT;\n\t}" ::"r"(barrier)
     : "memory");
 }
-// One arrival at the barrier that a block has at this address.
-DEVICE void arrive_in_block(unsigned barrier, unsigned block) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, block))
-    : "memory");
-}
-// Of threads that need not be whole warps: until all others that have not ended are here, too.
-DEVICE void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
-}
 #else
 DEVICE void give_to_block(float* to, unsigned, float x, unsigned) { *to = x; }
 #endif

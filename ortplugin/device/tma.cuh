@@ -53,14 +53,6 @@ DEVICE void copy_box(unsigned to, const TensorMap* from, int column, int row, un
     "l"(from), "r"(column), "r"(row), "r"(barrier)
     : "memory");
 }
-// The same for the blocks of a cluster that are bits of `blocks`: to the same place in each, and its barrier.
-DEVICE void copy_box_to(unsigned blocks, unsigned to, const TensorMap* from, int column, int row, unsigned barrier) {
-  asm volatile(
-    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-    "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
-    "l"(from), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)blocks)
-    : "memory");
-}
 // That of a tensor [batch, head, row, column].
 DEVICE void copy_box(unsigned to, const TensorMap* from, int column, int row, int head, int batch, unsigned barrier) {
   asm volatile(

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstddef>
 #include <limits>
 #include <sstream>
@@ -264,7 +263,7 @@ EngineKernel Make(const Program& program, const Contraction& problem, const Gemm
   const auto word = size_t(RoundUp(int64_t(arguments.size()), 8));  // of the maps
   const auto channels = uint64_t(problem.group_channels()), filters = uint64_t(problem.filters);
   const auto taps = uint64_t(Taps(problem));
-  const auto rows = uint32_t(Columns(problem, config.tile_n)) / (1 + config.is_pair);
+  const auto rows = uint32_t(Columns(problem, config.tile_n));
   std::vector<cuda::TensorMap> maps{MapOfX(problem, config, word)};
   for (size_t input = 1; input <= 1u + problem.gated; ++input) {
     maps.push_back({word + input * cuda::kTensorMapWords, input, {channels, filters}, {channels}, rows});
@@ -333,9 +332,6 @@ bool IsGemmFast(const Program&, const Contraction& problem, const DeviceFacts& d
 GemmConfig ConfigureGemm(const Contraction& problem, const DeviceFacts& device) {
   GemmConfig config = FindCheapest(problem, 0, device).config;
   config.stages = Stages(problem, config, device, kStaticShared);
-  config.is_pair = std::getenv("GP") != nullptr && IsPointwise(problem) && !problem.gated && !IsExact(problem) &&
-    problem.groups == 1 && config.split_k == 1 && config.consumers == 2 &&
-    Tiles(problem, 2 * config.tile_m(), config.tile_n) * 2 > device.multiprocessors;
   return config;
 }
 
@@ -392,8 +388,7 @@ std::string GemmSource(
             {"GROUP_FILTERS", problem.group_filters()}, {"TAKE_TURNS", config.take_turns}, {"M_TILES", config.m_tiles},
             {"IS_IMPLICIT", !IsPointwise(problem)}, {"ROWS_FIRST", config.rows_first}, {"BAND", kBand},
             {"COLUMNS", kColumns}, {"AHEAD", ChunksAhead(program, problem, config, runs_first, tail != nullptr)},
-            {"VECTOR", Vector(problem)}, {"SPLIT_K", config.split_k},
-            {"CLUSTER", config.cluster * config.split_k * (1 + config.is_pair)}, {"IS_PAIR", config.is_pair},
+            {"VECTOR", Vector(problem)}, {"SPLIT_K", config.split_k}, {"CLUSTER", config.cluster * config.split_k},
             {"IS_NORMALIZED", tail != nullptr}, {"IS_EXACT", IsExact(problem)}})
        << "#define ENTRY " << Entry(problem) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
@@ -410,10 +405,9 @@ std::string GemmSource(
 }
 
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const DeviceFacts& device) {
-  const int64_t together = 1 + config.is_pair;
-  const int64_t blocks = Tiles(problem, config.tile_m() * together, config.tile_n) * together * config.split_k;
+  const int64_t blocks = Tiles(problem, config.tile_m(), config.tile_n) * config.split_k;
   const int64_t others = IsExact(problem) ? 256 : config.take_turns ? 128 : 64;
-  return {std::min<int64_t>(blocks, device.multiprocessors / together * together), config.consumers * 128 + others,
+  return {std::min<int64_t>(blocks, device.multiprocessors), config.consumers * 128 + others,
     config.stages * StageBytes(problem, config) + StagingBytes(config) + PartsBytes(problem, config)};
 }
 

@@ -9,8 +9,8 @@
 // STAGES, by TMA with the 128-byte swizzle, which rounds fp32 to TF32. The CONSUMERS warpgroups before them multiply,
 // and apply the program while the producers are ahead with the next tile. Either they share a tile, of which each has
 // 64 rows, or, with TAKE_TURNS, each has tiles of 128 rows of its own and runs the program while the tensor cores work
-// for the other. With IS_PAIR two blocks of a cluster have tiles of the same columns, one below the other, and each
-// copies half of w to both, which takes as much less from the L2 cache. Two blocks of a multiprocessor were no faster.
+// for the other. Clusters whose blocks share w by multicast were no faster at any size, nor were two blocks of a
+// multiprocessor.
 //
 // IS_IMPLICIT, of a filter of several taps or with strides, a K tile is channels of one tap, and TMA finds the pixels
 // that the tile's results see of it (im2col).
@@ -29,7 +29,6 @@
 #define END_K (K_TILES * (K_PART + 1) / SPLIT_K)
 #define GROUP_TILES ((GROUP_FILTERS + TILE_COLUMNS - 1) / TILE_COLUMNS)
 #define TILES_N (FILTERS / GROUP_FILTERS * GROUP_TILES)
-#define BLOCKS_M (1 + IS_PAIR)
 #define GIVES_REGISTERS (TAKE_TURNS || IS_EXACT)
 #define PRODUCER_WARPS (GIVES_REGISTERS ? 4 : 2)  // only whole warpgroups give some; two of the four do nothing
 #define THREADS (CONSUMERS * 128 + PRODUCER_WARPS * 32 + IS_EXACT * 128)
@@ -52,21 +51,16 @@ struct GemmArguments {
 struct Tiles {
   int rows, tiles_m, next;
   DEVICE explicit Tiles(const Arguments& a)
-    : rows((int)a.batch * IMAGE),
-      tiles_m((rows + TILE_M * BLOCKS_M - 1) / (TILE_M * BLOCKS_M)),
-      next(blockIdx.x / (SPLIT_K * BLOCKS_M)) {}
+    : rows((int)a.batch * IMAGE), tiles_m((rows + TILE_M - 1) / TILE_M), next(blockIdx.x / SPLIT_K) {}
   DEVICE bool exists() const { return next < tiles_m * TILES_N; }
-  DEVICE void step(int count = 1) { next += gridDim.x / BLOCKS_M * count; }
-  DEVICE int first_row(int number) const {
-    return (number * BLOCKS_M + (IS_PAIR ? (int)blockIdx.x % BLOCKS_M : 0)) * TILE_M;
-  }
+  DEVICE void step(int count = 1) { next += gridDim.x * count; }
 #if !ROWS_FIRST && TILES_N >= 2 * BAND
   DEVICE int band() const { return next / (tiles_m * BAND) * BAND; }
   DEVICE int width() const { return min(BAND, TILES_N - band()); }
-  DEVICE int row() const { return first_row((next - band() * tiles_m) / width()); }
+  DEVICE int row() const { return (next - band() * tiles_m) / width() * TILE_M; }
   DEVICE int tile_n() const { return band() + (next - band() * tiles_m) % width(); }
 #else
-  DEVICE int row() const { return first_row(ROWS_FIRST ? next % tiles_m : next / TILES_N); }
+  DEVICE int row() const { return (ROWS_FIRST ? next % tiles_m : next / TILES_N) * TILE_M; }
   DEVICE int tile_n() const { return ROWS_FIRST ? next / tiles_m : next % TILES_N; }
 #endif
   DEVICE int group() const { return tile_n() / GROUP_TILES; }
@@ -103,14 +97,8 @@ struct Producer {
       const int channel = k_tile * TILE_K + k;
       if (OF_X)
         copy_box(to + k * (TILE_M * SIZE), &g.x, tiles.group() * GROUP_CHANNELS + channel, tiles.row(), barrier);
-#if IS_PAIR
-      else
-        copy_box_to(3, to + k * (TILE_N * SIZE) + blockIdx.x % 2 * (TILE_N / 2 * 128), &g.w, channel,
-          tiles.column() + blockIdx.x % 2 * (TILE_N / 2), barrier);
-#else
       else
         copy_box(to + k * (TILE_N * SIZE), &g.w, channel, tiles.column(), barrier);
-#endif
 #endif
 #if GATED
       if (!OF_X) copy_box(to + k * (TILE_N * SIZE) + TILE_COLUMNS * 128, &g.gate, channel, tiles.column(), barrier);
@@ -241,11 +229,7 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
   float* const staging = (float*)((char*)shared + STAGES * STAGE_BYTES) + warp * (16 * PITCH);
   const int own_rows = TAKE_TURNS ? 0 : warpgroup * (64 * M_TILES);  // of the tile, from there on
   const auto release = [&](int stage) {
-    if (threadIdx.x % 128 != 0) return;
-    arrive(empty + stage * 8);
-#if IS_PAIR
-    arrive_in_block(empty + stage * 8, blockIdx.x % 2 ^ 1);
-#endif
+    if (threadIdx.x % 128 == 0) arrive(empty + stage * 8);
   };
   grid_dependency_wait();  // before operands are read, and results written
   Ring<STAGES> ring;
@@ -323,23 +307,17 @@ __cluster_dims__(CLUSTER, 1, 1)
   __shared__ __align__(8) unsigned long long barriers[(2 + IS_EXACT) * STAGES + CONSUMERS];
   const unsigned full = shared_address(barriers), empty = full + STAGES * 8, turns = empty + STAGES * 8;
   const unsigned split = turns + CONSUMERS * 8;
-  if (!IS_PAIR) begin_cluster();
+  begin_cluster();
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       init_barrier(full + i * 8, 2);
-      init_barrier(empty + i * 8, SHARERS * BLOCKS_M);
+      init_barrier(empty + i * 8, SHARERS);
       if (IS_EXACT) init_barrier(split + i * 8, 128);
     }
     for (int i = 0; i < CONSUMERS; ++i) init_barrier(turns + i * 8, 1);
     fence_barriers();
   }
-#if IS_PAIR
-  __syncwarp();
-  arrive_cluster();  // as both blocks have barriers
-  wait_cluster();
-#else
   __syncthreads();
-#endif
   const Tiles tiles(g.a);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for a warp
   if (warp < CONSUMERS * 4) {
@@ -356,7 +334,4 @@ __cluster_dims__(CLUSTER, 1, 1)
     else if (warp == CONSUMERS * 4 + 1)
       Producer<false>{g, shared_address(shared), full, empty}.run(tiles);
   }
-#if IS_PAIR
-  meet_cluster();  // the other block arrives at barriers of this one until it ends
-#endif
 }

@@ -17,7 +17,6 @@ struct GemmConfig {
   int cluster = 1;  // blocks that share rows, for a norm of these
   int split_k = 1;  // or blocks that share a tile, each with a part of K
   int m_tiles = 1;  // MMAs of 64 rows of a warpgroup
-  bool is_pair = false;  // two blocks have tiles one below the other, and share w
 
   int tile_m() const { return 64 * m_tiles * (take_turns ? 1 : consumers); }
 };
