@@ -264,6 +264,26 @@ DEVICE void issue_values(float (&sums)[VALUE_SIZE / 2], const unsigned (&p)[TILE
   commit_wgmma();
 }
 
+#if SKIPS
+// The last of the block's tiles of keys that none of a warpgroup's queries, from `row` on, see: they are waited for and
+// released as if they had been read. `turn()` takes and passes on a turn.
+template <typename Release, typename Turn>
+DEVICE void leave_out(Tile& tile, int row, const Schedule& schedule, const Shared& shared, Ring<STAGES>& of_k,
+  Ring<STAGES>& of_v, Release release, Turn turn) {
+  const int end = row < (int)schedule.g.a.queries ? schedule.tiles_seen(row) : tile.begin;
+#pragma unroll 1
+  for (; tile.end > max(end, tile.begin); --tile.end) {
+    wait_barrier(shared.k_full(of_k.stage), of_k.phase);
+    release(shared.k_empty(of_k.stage));
+    of_k.step();
+    if (tile.end > tile.begin + 1) turn();
+    wait_barrier(shared.v_full(of_v.stage), of_v.phase);
+    release(shared.v_empty(of_v.stage));
+    of_v.step();
+  }
+}
+#endif
+
 DEVICE void consume(const FlashArguments& g, const Shared& shared) {
   const int own = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);  // known to be the same for a warp
   const bool is_first = threadIdx.x % 128 == 0;
@@ -284,28 +304,13 @@ DEVICE void consume(const FlashArguments& g, const Shared& shared) {
 #pragma unroll 1
   for (Schedule schedule(g); schedule.exists(); schedule.step()) {
     if (!schedule.has_tile()) continue;
-    const int at = of_q.stage * CONSUMERS + own;
-    const unsigned q = shared.q + at * Q_BYTES;
+    const unsigned at = of_q.stage * CONSUMERS + own, q = shared.q + at * Q_BYTES;
     rows.clear();
     wait_barrier(shared.q_full(at), of_q.phase);
     Tile tile = shared.tiles[at];
     const int row = tile.row + own * 64;
 #if SKIPS
-    // The block's tiles of keys that none of this warpgroup's queries see.
-    const int past_own = row < (int)g.a.queries ? schedule.tiles_seen(row) : tile.begin;
-#pragma unroll 1
-    for (; tile.end > past_own && tile.end > tile.begin; --tile.end) {
-      wait_barrier(shared.k_full(of_k.stage), of_k.phase);
-      release(shared.k_empty(of_k.stage));
-      of_k.step();
-      if (tile.end > tile.begin + 1) {
-        turn();
-        pass();
-      }
-      wait_barrier(shared.v_full(of_v.stage), of_v.phase);
-      release(shared.v_empty(of_v.stage));
-      of_v.step();
-    }
+    leave_out(tile, row, schedule, shared, of_k, of_v, release, [&] { turn(), pass(); });
 #endif
     if (tile.begin < tile.end) {
       float s[TILE_N / 2], factor[2];
