@@ -255,12 +255,11 @@ def page(lines, name, where, note="", unit="Microseconds of a step, medians", li
   return "\n".join([*lines, "", f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."])
 
 
-def ends(rows, speed, shown=3, most=7):
-  """What a table has of many rows: the slowest, the fastest, and a line on all. `speed(row)`: over theirs. `most`:
-  rows of a table that is shown whole."""
+def ends(rows, speed, shown=3):
+  """What a table has of many rows: the slowest, the fastest, and a line on all. `speed(row)`: over theirs."""
   speeds = [(each, number) for number, row in enumerate(rows) if (each := speed(row)) is not None]
   known = [rows[number] for _, number in sorted(speeds)]
-  if len(known) <= most:
+  if len(known) <= 7:
     return rows, ""
   values = [each for each, _ in speeds]
   mean = math.exp(sum(map(math.log, values)) / len(values))

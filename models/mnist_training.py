@@ -8,7 +8,6 @@ The model's inputs are image, label and the parameters, its outputs the loss bef
 gradients of convolutions, `ortplugin.ConvGrad`; run `optimize-model` on it to fuse the rest.
 
     python -m models.mnist_training --batch 100 --out step.onnx
-    python -m models.mnist_training --train 20          # on random digits-like images, prints the loss
 """
 
 import argparse
@@ -175,29 +174,9 @@ def train(session, batch, steps, parameters, seed=1):
   return losses
 
 
-def main():
-  """Writes the step's model, or trains with it."""
+if __name__ == "__main__":
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--batch", type=int, default=100)
-  parser.add_argument("--out", type=Path, help="where the model goes")
-  parser.add_argument("--train", type=int, default=0, metavar="STEPS", help="train so many steps")
-  args = parser.parse_args()
-  model = build(args.batch)
-  if args.out:
-    onnx.save(model, args.out)
-  if args.train:
-    import onnxruntime
-
-    import ortplugin
-
-    options = onnxruntime.SessionOptions()
-    ortplugin.register(options)
-    session = onnxruntime.InferenceSession(
-      model.SerializeToString(), options, providers=onnxruntime.get_available_providers()
-    )
-    for step, loss in enumerate(train(session, args.batch, args.train, initial())):
-      print(f"step {step}: loss {loss:.4f}")
-
-
-if __name__ == "__main__":
-  main()
+  parser.add_argument("--out", type=Path, required=True, help="where the model goes")
+  given = parser.parse_args()
+  onnx.save(build(given.batch), given.out)

@@ -16,6 +16,9 @@ Two more end only a run. It draws a Transpose through a cubic Resize to one row,
 of that are free, and its kernel refuses what has its channels last. It draws one through the Shape and Gather that a
 CenterCropPad with `axes` is made of, and the Gather's index is none of the Shape.
 
+Without its optimizations it leaves out a Cast to fp16 of a Cast from it that the bodies of an If alone read; its own
+Cast there has no input then.
+
 On CUDA its LayerNormalization (1.31) reads a scale and a bias as long as what it normalizes, also where they are
 shorter and broadcast: [1] of [2].
 """
@@ -138,6 +141,11 @@ def _casts_to_half(node):
   if node.op_type == "Cast":
     return bool(node.attribute[0].i == onnx.TensorProto.FLOAT16)
   return any(each.name == "program" and b"Cast<to=float16>" in each.s for each in node.attribute)
+
+
+def of_cast(message):
+  """Whether a run failed by a Cast of ONNX Runtime's own without an input."""
+  return re.search("InsertedPrecisionFreeCast.*Missing Input", message) is not None
 
 
 def of_conv(model, message):

@@ -136,15 +136,16 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
   const NormProgram layer = norm_of(
     "(float16 x, float16 g, float16 b) => (float16 y) { n = LayerNormalization(x) m = Mul(n, g) y = Add(m, b) }");
   // With a norm of X, in one warp and in several, of up to eight steps.
-  for (const auto& [rows, channels, gated] : {std::array{1, 24, 0}, {1, 768, 0}, {4, 1024, 0}, {2, 2060, 0},
-         {1, 8192, 0}, {1, 40000, 0}, {1, 768, 1}, {4, 256, 1}, {1, 4096, 1}, {1, 8192, 1}}) {
+  for (const auto& [rows, channels, gated] :
+    {std::array{1, 24, 0}, {1, 768, 0}, {4, 1024, 0}, {2, 2060, 0}, {1, 8192, 0}, {1, 40000, 0}, {1, 768, 1},
+      {4, 256, 1}, {8, 512, 0}, {8, 2304, 1}, {8, 2560, 1}, {1, 4096, 1}, {1, 8192, 1}}) {
     Contraction problem = Product(kHalf, rows, channels, 96);
     problem.constant_weights = rows == 1;
     problem.gated = gated == 1;
     if (problem.gated) problem.operands = {{96}, problem.result()};
     const NormTail tail{&layer, {{1, 1, 1, channels}, {1, 1, 1, 1}}, false, true};
     const auto kernel = MakeGemvNorm(ProgramOf({gated == 1 ? kGated : kIdentity, problem}), problem, tail, device);
-    CHECK(kernel.has_value() == (channels << (device.has_mma_m16n8k16() ? 0 : gated) <= 8192));
+    CHECK(rows == 8 || kernel.has_value() == (channels << (device.has_mma_m16n8k16() ? 0 : gated) <= 8192));
     if (!kernel) continue;
     CHECK(kernel->arguments.size() == size_t(12 + 3 * gated) && kernel->source.find("out[1];") != std::string::npos &&
       kernel->source.find(Joined("in[", 4 + 3 * gated, "];")) != std::string::npos);
@@ -152,6 +153,15 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
       CheckCompiles(device, kernel->source, kernel->entry, problem, kernel->launch, "norm of X");
     CHECK_WITH(rows == 1 || BeforeWait(kernel->source).empty(), variant + BeforeWait(kernel->source));
   }
+  for (const int64_t rows : {1, 3, 8})
+    for (const int64_t channels : {72, 2304, 11008})
+      for (const bool gated : {false, true}) {
+        Contraction problem = Product(kHalf, rows, channels, 96);
+        problem.gated = gated;
+        problem.operands = {{96}, problem.result()};
+        const EngineKernel kernel = MakeGemv(ProgramOf({gated ? kGated : kResidual, problem}), problem, device);
+        CheckCompiles(device, kernel.source, "gemv", problem, kernel.launch, "alone");
+      }
   if (!device.has_wgmma()) return;
 
   // Configurations of all sizes: they fit, and there is something to do ahead.

@@ -72,8 +72,7 @@ void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::DeviceFact
   }
 }
 
-// Whether a group of MMAs that the kernel commits may have none, of which ptxas makes an MMA that waits for those of
-// other warpgroups.
+// Whether the kernel may commit a group without MMAs (wgmma.cuh).
 inline bool HasEmptyGroup(const std::string& source) {
   const std::string ptx = ortplugin::cuda::Compile(source, "compute_90a", nullptr);
   bool is_empty = true;

@@ -61,7 +61,7 @@ class Form:
     if self.perm is not None:
       steps.append(("Transpose", [], {"perm": self.perm}, shape := [shape[axis] for axis in self.perm]))
     if self.joined is not None or not steps:
-      steps.append(("Reshape", [self.joined or shape], {}, shape))
+      steps.append(("Reshape", [shape if self.joined is None else self.joined], {}, shape))
     made: list[gs.Node] = []
     for op, constants, attributes, shape in steps:
       if made:

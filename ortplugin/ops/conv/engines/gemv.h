@@ -1,5 +1,4 @@
 // Matrix-vector (GEMV) convolutions: 1x1 on images of one pixel, y[n, m] = sum over c of x[n, c] w[m, c], for few n.
-// Squeeze-excite's two layers and classifiers.
 #pragma once
 
 #include "ortplugin/ops/conv/engines/engine.h"
