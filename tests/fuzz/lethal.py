@@ -16,8 +16,8 @@ Two more end only a run. It draws a Transpose through a cubic Resize to one row,
 of that are free, and its kernel refuses what has its channels last. It draws one through the Shape and Gather that a
 CenterCropPad with `axes` is made of, and the Gather's index is none of the Shape.
 
-Without its optimizations it leaves out a Cast to fp16 of a Cast from it that the bodies of an If alone read; its own
-Cast there has no input then.
+Without its optimizations it leaves out a Cast to fp16 of a Cast from it that bodies alone read; its own Cast there has
+no input then.
 
 On CUDA its LayerNormalization (1.31) reads a scale and a bias as long as what it normalizes, also where they are
 shorter and broadcast: [1] of [2].

@@ -72,18 +72,6 @@ void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::DeviceFact
   }
 }
 
-// Whether the kernel may commit a group without MMAs (wgmma.cuh).
-inline bool HasEmptyGroup(const std::string& source) {
-  const std::string ptx = ortplugin::cuda::Compile(source, "compute_90a", nullptr);
-  bool is_empty = true;
-  for (const std::string& found : Matches(ptx, "wgmma\\.(?:mma_async|commit_group)")) {
-    const bool is_commit = Contains(found, "commit");
-    if (is_commit && is_empty) return true;
-    is_empty = is_commit;
-  }
-  return false;
-}
-
 // Compiles a kernel, and fails where NVRTC warns of its arithmetic, where registers are spilled to local memory or
 // where the tensor cores wait for each MMA or for another warpgroup's. Returns what to print of it, of a tile
 // configuration in words; VERBOSE=1 prints it.
@@ -96,7 +84,6 @@ inline std::string CheckCompiles(const ortplugin::DeviceFacts& device, const std
       ", ", launch.blocks, "x", launch.threads, " with ", launch.shared_bytes, " bytes,");
   compiled.Check(text);
   CHECK_WITH(!Contains(compiled.log(), "serialized"), compiled.log());
-  CHECK_WITH(!HasEmptyGroup(source), compiled.variant());
   compiled.CheckLaunch(device, kernel, launch.threads, launch.shared_bytes, {min_blocks});
   CHECK_WITH(launch.blocks > 0, compiled.variant());
   return compiled.variant();

@@ -63,8 +63,8 @@ GemvConfig ConfigureGemv(const Contraction& problem, const DeviceFacts& device) 
 }
 
 constexpr int64_t kMostImages = 8, kGemvFilters = 8, kGemvChunk = 32;  // of gemv_mma.cu
-constexpr int64_t kMostLoads = 8;  // of a thread, whose loads are under way at once
-constexpr int64_t kImageBytes = 36 << 10;  // of the 48 KiB that a block has without asking
+constexpr int64_t kMostLoads = 8, kMostOfNorm = 4;  // at once, of a thread
+constexpr int64_t kImageBytes = 36 << 10;  // of a block's 48 KiB
 
 std::string GemvSource(const Program& program, const Contraction& problem, const NormTail* norm,
   const std::vector<std::pair<const char*, int64_t>>& sizes, const std::string& kernel) {
@@ -98,7 +98,7 @@ std::optional<EngineKernel> OnTensorCores(
     ((warps < 4 && warps < chunks) || 32 * warps < kGemvFilters * rows ||
       DivideUp(chunks, warps) * (1 + problem.gated) > kMostLoads))
     warps *= 2;
-  if (norm != nullptr && rows * DivideUp(problem.channels, 8 * 32 * warps) > 4) return {};  // registers
+  if (norm != nullptr && rows * DivideUp(problem.channels, 8 * 32 * warps) > kMostOfNorm) return {};
   const char* const type = problem.dtype() == DType::kFloat16 ? "f16" : "bf16";
   const std::string source =
     GemvSource(program, problem, norm, {{"VECTOR", 8}, {"ROWS", rows}, {"WARPS", warps}, {"THREADS", 32 * warps}},
