@@ -61,6 +61,15 @@ DEVICE void copy_box(unsigned to, const TensorMap* from, int column, int row, in
     "l"(from), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
     : "memory");
 }
+// The same, to this place of each block of the cluster that `blocks` has a bit of, and to its barrier at this address.
+DEVICE void copy_box_to_blocks(
+  unsigned blocks, unsigned to, const TensorMap* from, int column, int row, int head, int batch, unsigned barrier) {
+  asm volatile(
+    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+    "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+    "l"(from), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier), "h"((unsigned short)blocks)
+    : "memory");
+}
 // As many pixels of images [batch, row, column, channel] as the map's boxes have (Im2col in packed_kernel.h), as
 // results see them by the tap at `tap_x`, `tap_y` of theirs; (x, y) of the image n is where the first one's first tap
 // is.

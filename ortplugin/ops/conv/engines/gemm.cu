@@ -9,8 +9,11 @@
 // STAGES, by TMA with the 128-byte swizzle, which rounds fp32 to TF32. The CONSUMERS warpgroups before them multiply,
 // and apply the program while the producers are ahead with the next tile. Either they share a tile, of which each has
 // 64 rows, or, with TAKE_TURNS, each has tiles of 128 rows of its own and runs the program while the tensor cores work
-// for the other. Clusters whose blocks share w by multicast were no faster at any size, nor were two blocks of a
-// multiprocessor.
+// for the other. Two blocks of a multiprocessor were no faster.
+//
+// With IS_PAIR two blocks of a cluster have tiles of the same columns, one below the other. Each copies half of w, or
+// with a gate one of the two, to both of them: tiles of 128 x 160 take 58 bytes a clock of the L2 cache for each
+// multiprocessor, more than it gives, so 42.
 //
 // IS_IMPLICIT, of a filter of several taps or with strides, a K tile is channels of one tap, and TMA finds the pixels
 // that the tile's results see of it (im2col).
@@ -29,6 +32,7 @@
 #define END_K (K_TILES * (K_PART + 1) / SPLIT_K)
 #define GROUP_TILES ((GROUP_FILTERS + TILE_COLUMNS - 1) / TILE_COLUMNS)
 #define TILES_N (FILTERS / GROUP_FILTERS * GROUP_TILES)
+#define BLOCKS_M (1 + IS_PAIR)
 #define GIVES_REGISTERS (TAKE_TURNS || IS_EXACT)
 #define PRODUCER_WARPS (GIVES_REGISTERS ? 4 : 2)  // only whole warpgroups give some; two of the four do nothing
 #define THREADS (CONSUMERS * 128 + PRODUCER_WARPS * 32 + IS_EXACT * 128)
@@ -51,16 +55,19 @@ struct GemmArguments {
 struct Tiles {
   int rows, tiles_m, next;
   DEVICE explicit Tiles(const Arguments& a)
-    : rows((int)a.batch * IMAGE), tiles_m((rows + TILE_M - 1) / TILE_M), next(blockIdx.x / SPLIT_K) {}
+    : rows((int)a.batch * IMAGE),
+      tiles_m((rows + TILE_M * BLOCKS_M - 1) / (TILE_M * BLOCKS_M)),
+      next(blockIdx.x / (SPLIT_K * BLOCKS_M)) {}
   DEVICE bool exists() const { return next < tiles_m * TILES_N; }
-  DEVICE void step(int count = 1) { next += gridDim.x * count; }
+  DEVICE void step(int count = 1) { next += gridDim.x / BLOCKS_M * count; }
+  DEVICE int first_row(int number) const { return (number * BLOCKS_M + (int)blockIdx.x % BLOCKS_M) * TILE_M; }
 #if !ROWS_FIRST && TILES_N >= 2 * BAND
   DEVICE int band() const { return next / (tiles_m * BAND) * BAND; }
   DEVICE int width() const { return min(BAND, TILES_N - band()); }
-  DEVICE int row() const { return (next - band() * tiles_m) / width() * TILE_M; }
+  DEVICE int row() const { return first_row((next - band() * tiles_m) / width()); }
   DEVICE int tile_n() const { return band() + (next - band() * tiles_m) % width(); }
 #else
-  DEVICE int row() const { return (ROWS_FIRST ? next % tiles_m : next / TILES_N) * TILE_M; }
+  DEVICE int row() const { return first_row(ROWS_FIRST ? next % tiles_m : next / TILES_N); }
   DEVICE int tile_n() const { return ROWS_FIRST ? next / tiles_m : next % TILES_N; }
 #endif
   DEVICE int group() const { return tile_n() / GROUP_TILES; }
@@ -80,6 +87,25 @@ struct Producer {
   const GemmArguments& g;
   unsigned stages, full, empty;  // addresses of the stages and of the first of their barriers
 
+  // Of a K tile of w, and its gate, at most 128 bytes of channels.
+  DEVICE void copy_w(unsigned to, int column, int channel, int tap, unsigned barrier) const {
+#if IS_PAIR
+    const int half = (int)blockIdx.x % 2 * (TILE_N / 2);
+#if GATED
+    const TensorMap* const map = half > 0 ? &g.gate : &g.w;
+#else
+    const TensorMap* const map = &g.w;
+    column += half;
+#endif
+    copy_box_to_blocks(3, to + half * 128, map, channel, column, tap, 0, barrier);
+#else
+    copy_box(to, &g.w, channel, column, tap, 0, barrier);
+#if GATED
+    copy_box(to + TILE_COLUMNS * 128, &g.gate, channel, column, tap, 0, barrier);
+#endif
+#endif
+  }
+
   DEVICE void copy(const Ring<STAGES>& ring, int k_tile, const Tiles& tiles, const Place& place) const {
     const unsigned to = stages + ring.stage * STAGE_BYTES + (OF_X ? 0 : X_BYTES), barrier = full + ring.stage * 8;
     expect_bytes(barrier, OF_X ? X_BYTES : W_BYTES);
@@ -91,18 +117,13 @@ struct Producer {
         copy_pixels(to + k * (TILE_M * SIZE), &g.x, tiles.group() * GROUP_CHANNELS + channel,
           place.x * STRIDE_W - PAD_LEFT, place.y * STRIDE_H - PAD_TOP, place.n, tap % KERNEL_W * DILATION_W,
           tap / KERNEL_W * DILATION_H, barrier);
-      else
-        copy_box(to + k * (TILE_N * SIZE), &g.w, channel, tiles.column(), tap, 0, barrier);
 #else
-      const int channel = k_tile * TILE_K + k;
+      const int tap = 0, channel = k_tile * TILE_K + k;
       if (OF_X)
         copy_box(to + k * (TILE_M * SIZE), &g.x, tiles.group() * GROUP_CHANNELS + channel, tiles.row(), barrier);
+#endif
       else
-        copy_box(to + k * (TILE_N * SIZE), &g.w, channel, tiles.column(), barrier);
-#endif
-#if GATED
-      if (!OF_X) copy_box(to + k * (TILE_N * SIZE) + TILE_COLUMNS * 128, &g.gate, channel, tiles.column(), barrier);
-#endif
+        copy_w(to + k * (TILE_N * SIZE), tiles.column(), channel, tap, barrier);
     }
   }
 
@@ -120,6 +141,10 @@ struct Producer {
       }
     }
     if (!OF_X && CONSTANT_WEIGHTS) grid_dependency_wait();
+#if IS_PAIR
+    // The other block arrives at barriers of this one, which does not end before.
+    for (int i = 0; OF_X && i < STAGES; ++i, ring.step()) wait_barrier(empty + ring.stage * 8, ring.phase ^ 1);
+#endif
   }
 };
 
@@ -229,7 +254,11 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
   float* const staging = (float*)((char*)shared + STAGES * STAGE_BYTES) + warp * (16 * PITCH);
   const int own_rows = TAKE_TURNS ? 0 : warpgroup * (64 * M_TILES);  // of the tile, from there on
   const auto release = [&](int stage) {
-    if (threadIdx.x % 128 == 0) arrive(empty + stage * 8);
+    if (threadIdx.x % 128 != 0) return;
+    arrive(empty + stage * 8);
+#if IS_PAIR
+    arrive_in_block(empty + stage * 8, blockIdx.x % 2 ^ 1);
+#endif
   };
   grid_dependency_wait();  // before operands are read, and results written
   Ring<STAGES> ring;
@@ -307,17 +336,21 @@ __cluster_dims__(CLUSTER, 1, 1)
   __shared__ __align__(8) unsigned long long barriers[(2 + IS_EXACT) * STAGES + CONSUMERS];
   const unsigned full = shared_address(barriers), empty = full + STAGES * 8, turns = empty + STAGES * 8;
   const unsigned split = turns + CONSUMERS * 8;
-  begin_cluster();
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       init_barrier(full + i * 8, 2);
-      init_barrier(empty + i * 8, SHARERS);
+      init_barrier(empty + i * 8, SHARERS * BLOCKS_M);
       if (IS_EXACT) init_barrier(split + i * 8, 128);
     }
     for (int i = 0; i < CONSUMERS; ++i) init_barrier(turns + i * 8, 1);
     fence_barriers();
   }
-  __syncthreads();
+  __syncwarp();
+  begin_cluster();
+  if (IS_PAIR)
+    wait_cluster();  // both blocks have barriers
+  else
+    __syncthreads();
   const Tiles tiles(g.a);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for a warp
   if (warp < CONSUMERS * 4) {

@@ -17,6 +17,10 @@ struct GemmConfig {
   int cluster = 1;  // blocks that share rows, for a norm of these
   int split_k = 1;  // or blocks that share a tile, each with a part of K
   int m_tiles = 1;  // MMAs of 64 rows of a warpgroup
+  bool is_pair = false;  // two blocks have tiles one below the other, and share w
+
+  // Blocks of a cluster.
+  int together() const { return cluster * split_k * (1 + is_pair); }
 
   int tile_m() const { return 64 * m_tiles * (take_turns ? 1 : consumers); }
 };
