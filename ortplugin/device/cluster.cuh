@@ -47,9 +47,8 @@ DEVICE void wait_given(unsigned barrier) {
     "@!done bra WAIT;\n\t}" ::"r"(barrier)
     : "memory");
 }
-// One arrival at the barrier that a block has at this address. By CUTLASS's rule a thread that has waited for its MMAs
-// needs no more than the release of its own block: that of the cluster waits until all of the GPU sees what was
-// written.
+// One arrival at the barrier that a block has at this address, of a thread that has written nothing which another block
+// reads: a release to the cluster would wait for the whole GPU.
 DEVICE void arrive_in_block(unsigned barrier, unsigned block) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, block)) : "memory");
 }

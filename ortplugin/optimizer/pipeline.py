@@ -38,7 +38,6 @@ from ..passes.layout.image_input import IMAGE_INPUT
 from ..passes.layout.image_output import IMAGE_OUTPUT
 from ..passes.layout.norm_order import NORM_ORDER
 from ..passes.layout.padded_order import PADDED_ORDER
-from ..passes.layout.paired_columns import PAIRED_COLUMNS
 from ..passes.layout.pool_precision import POOL_PRECISION
 from ..passes.layout.row_order import ROW_ORDER
 from ..passes.layout.transpose_views import TRANSPOSE_VIEWS
@@ -211,7 +210,6 @@ TABLE: tuple[Step, ...] = (
   Step(VECTOR_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which the Reshape after it would keep away"),
   Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
   Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
-  Step(PAIRED_COLUMNS, QUIET_ROUND | GPU, "with its epilogue, which the Reshape after it would keep away"),
   Step(LONE_SPLIT, QUIET_ROUND, "after attention, which reads parts itself; before the Transposes around it"),
   Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
   Step(ATTENTION_VIEWS, QUIET_ROUND, "after the layout is chosen, which puts Transposes beside attention"),

@@ -85,6 +85,11 @@ std::vector<Case> Cases() {
   stem(kHalf, 16, 3, 2, true);
   stem(kBrain, 32, 3, 2, false);
   stem(kHalf, 96, 4, 4, true);
+  for (const bool first : {true, false}) {  // by pairs
+    stem(kHalf, 64, 3, 1, first);
+    stem(kBrain, 16, 7, 1, first);
+    stem(kHalf, 32, 3, 3, first);
+  }
   // Pooled vectors.
   const auto vectors = [&](DType dtype, int64_t batch, int64_t channels, int64_t filters) {
     cases.push_back({ProgramOf(dtype), Square(dtype, batch, 1, channels, filters, 1, 1, 1)});

@@ -168,15 +168,20 @@ void TestKernels(const std::string&, const DeviceFacts& device) {
   for (const int64_t rows : {1, 7, 197, 1024, 100000})
     for (const int64_t channels : {8, 64, 200, 4096})
       for (const int64_t filters : {8, 40, 768, 32000})
-        for (const int multiprocessors : {1, 7, 114, 132}) {
+        for (const int multiprocessors : {1, 7, 132}) {
           DeviceFacts other = device;
           other.multiprocessors = multiprocessors;
           const Contraction problem = Product(rows % 2 == 0 ? kHalf : kFloat, rows, channels, filters);
           const GemmConfig config = ConfigureGemm(problem, other);
           const cuda::LaunchShape launch = GemmLaunch(problem, config, other);
-          CHECK_WITH(config.stages >= 3 && launch.shared_bytes <= device.shared_per_block && launch.blocks > 0,
+          CHECK_WITH(config.stages >= 3 && launch.shared_bytes <= device.shared_per_block && launch.blocks > 0 &&
+              launch.blocks % config.together() == 0 && int(launch.blocks) <= multiprocessors,
             ToString(problem.result()));
         }
+
+  // Pairs, but where a block would have more tiles than by itself.
+  CHECK(ConfigureGemm(Product(kHalf, 16384, 1024, 5632), device).is_pair);
+  CHECK(!ConfigureGemm(Product(kHalf, 12608, 768, 2304), device).is_pair);
 
   // With a gate, whose columns are half of a tile's.
   for (const auto& [rows, channels, filters] : {std::array{256, 768, 2816}, {2048, 768, 2816}, {300, 768, 72},

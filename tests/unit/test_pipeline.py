@@ -18,7 +18,7 @@ _ORDER = """
     attention-float32 attention-cache rotated-rows attention-rotary merge-products normed-products
     batch-norm-pointwise fuse-conv
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
-    vector-conv-transpose turn-conv-transpose image-output paired-columns lone-split transpose-views attention-views
+    vector-conv-transpose turn-conv-transpose image-output lone-split transpose-views attention-views
     col2im-to-gather padded-order flat-pad row-order outer-product matmul-to-fused matmul-float32 patches-to-matmul
     matmul-views
     batch-first
@@ -36,10 +36,8 @@ _BEFORE_PRECISION = """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
     fuse-lstm lstm-to-tf32 scaled-masks fuse-attention attention-float32 batch-norm-pointwise fuse-conv fuse-resize
-    image-output paired-columns
-    lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad row-order outer-product
-    matmul-to-fused
-    matmul-float32 permuted-weights
+    image-output lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad row-order
+    outer-product matmul-to-fused matmul-float32 permuted-weights
     early-transpose norm-prologue slow-sums fuse-sum-to pointwise-views fuse-pointwise lone-pointwise norm-order
     gated-products norm-matmul matmul-norm fuse-transpose
 """
@@ -117,8 +115,8 @@ def test_the_layout_is_that_of_one_pass():
     "matmul-norm",
     "norm-matmul",
     "norm-order",
+    "slow-sums",
   }
-  on_gpu_alone |= {"paired-columns", "slow-sums"}
   assert {*ORDER} - {*names(select_passes())} == on_gpu_alone
   assert {*names(select_passes(only=on_gpu_alone))} == on_gpu_alone
 

@@ -410,8 +410,8 @@ std::string GemmSource(
 }
 
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const DeviceFacts& device) {
-  const int64_t tiles_m = 1 + config.is_pair, each = tiles_m * config.split_k;
-  const int64_t blocks = Tiles(problem, config.tile_m() * tiles_m, config.tile_n) * each;
+  const int64_t tiles_m = 1 + config.is_pair;
+  const int64_t blocks = Tiles(problem, config.tile_m() * tiles_m, config.tile_n) * tiles_m * config.split_k;
   const int64_t others = IsExact(problem) ? 256 : config.take_turns ? 128 : 64;
   return {std::min<int64_t>(blocks, device.multiprocessors / tiles_m * tiles_m), config.consumers * 128 + others,
     config.stages * StageBytes(problem, config) + StagingBytes(config) + PartsBytes(problem, config)};

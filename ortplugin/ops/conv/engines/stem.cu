@@ -9,13 +9,18 @@
 // element, so that two at a time come from shared memory as the tensor cores want them; what it has too much at its
 // ends is masked, as a weight of zero would not do for an infinite neighbour. The weights stay in registers for all the
 // pixels of a warp, and a warp's filters are numbered so that each thread ends with neighbouring ones.
+//
+// Where the next pixel of the result begins at an odd element, two of them are one with twice the filters (PAIRED): a
+// warp has filters of the first or of the second, and masks what the other one meets alone.
 
 #define PIXEL (CHANNELS_FIRST ? 1 : CHANNELS)  // elements from one pixel of a line to the next
 #define LINE_LENGTH (IMAGE_W * PIXEL)
-#define STEP (STRIDE_W * PIXEL)  // from one result to the next
+#define TOGETHER (1 + PAIRED)  // pixels of the result
+#define SHIFT (STRIDE_W * PIXEL)  // from what one meets to what the next one does
+#define STEP (TOGETHER * SHIFT)
 #define LEAD ((COPY - PAD_LEFT * PIXEL % COPY) % COPY)  // where the first result's elements begin
 #define SPARE (LEAD % 2)  // elements too much in front
-#define RUN ((SPARE + KERNEL_W * PIXEL + 1) / 2 * 2)
+#define RUN ((SPARE + KERNEL_W * PIXEL + PAIRED * SHIFT + 1) / 2 * 2)
 #define PAIRS (RUN / 2)
 #define SLOTS ((PAIRS + 3) / 4)  // of a line: four pairs, one for each quarter of a warp
 #define LINES (CHANNELS_FIRST ? CHANNELS * KERNEL_H : KERNEL_H)  // of the kernel
@@ -26,11 +31,12 @@
 #define K_STEPS (PACKED ? PACKED_K_STEPS : (LINES * SLOTS + 1) / 2)
 #define IMAGE_ROWS ((TILE_H - 1) * STRIDE_H + KERNEL_H)
 #define IMAGE_LINES (CHANNELS_FIRST ? CHANNELS * IMAGE_ROWS : IMAGE_ROWS)
-#define LINE_PITCH ((LEAD - SPARE + (TILE_W - 1) * STEP + SLOTS * 8 + 7) / 8 * 8)
-#define OCTETS_X (TILE_W / 8)  // an MMA has two rows of eight pixels
+#define LINE_PITCH ((LEAD - SPARE + (TILE_W / TOGETHER - 1) * STEP + SLOTS * 8 + 7) / 8 * 8)
+#define OCTETS_X (TILE_W / TOGETHER / 8)  // an MMA has two rows of eight pixels, or pairs of them
 #define OCTETS (TILE_H * OCTETS_X)
 #define COLUMNS (WARP_FILTERS / 8)  // of eight filters
-#define GROUPS (FILTERS / WARP_FILTERS)
+#define GROUPS_OF_PIXEL (FILTERS / WARP_FILTERS)
+#define GROUPS (TOGETHER * GROUPS_OF_PIXEL)
 #define VECTOR (2 * COLUMNS)  // filters of a thread
 #define THREADS (WARPS * 32)
 
@@ -43,15 +49,21 @@ DEVICE constexpr int pair_of(int slot, int quarter) {
   return PACKED ? (slot * 4 + quarter) % PAIRS : slot % SLOTS * 4 + quarter;
 }
 
-// Which elements of it count.
-DEVICE constexpr unsigned mask_of(int slot, int quarter) {
-  const int pair = pair_of(slot, quarter);
-  return line_of(slot, quarter) >= LINES || pair >= PAIRS
-    ? 0u
-    : (SPARE && pair == 0 ? 0xffff0000u : ~0u) & (RUN != SPARE + KERNEL_W * PIXEL && pair == PAIRS - 1 ? 0xffffu : ~0u);
+// The element of the filter's line that the first of the pair meets, for the first or the second pixel.
+DEVICE constexpr int tap_of(int slot, int quarter, int pixel) {
+  return pair_of(slot, quarter) * 2 - SPARE - pixel * SHIFT;
+}
+// Which of the two count.
+DEVICE constexpr unsigned mask_of(int slot, int quarter, int pixel) {
+  const int tap = tap_of(slot, quarter, pixel);
+  return line_of(slot, quarter) >= LINES ? 0u
+                                         : (tap >= 0 && tap < KERNEL_W * PIXEL ? 0xffffu : 0u) |
+      (tap >= -1 && tap < KERNEL_W * PIXEL - 1 ? 0xffff0000u : 0u);
 }
 DEVICE constexpr bool has_mask(int slot) {
-  return (mask_of(slot, 0) & mask_of(slot, 1) & mask_of(slot, 2) & mask_of(slot, 3)) != ~0u;
+  unsigned all = ~0u;
+  for (int i = 0; i < 4 * TOGETHER; ++i) all &= mask_of(slot, i % 4, i / 4);
+  return all != ~0u;
 }
 
 // Where it stands in shared memory, for the tile's first pixel.
@@ -71,7 +83,7 @@ struct Tile {
 DEVICE void copy_image(storage_t* shared, const Arguments& a, const Tile& tile) {
   const storage_t* const image = (const storage_t*)a.in[0];
   constexpr int kCopies = LINE_PITCH / COPY;
-  const int first = tile.x * STEP - PAD_LEFT * PIXEL - LEAD;
+  const int first = tile.x * SHIFT - PAD_LEFT * PIXEL - LEAD;
 #pragma unroll 4
   for (int i = threadIdx.x; i < IMAGE_LINES * kCopies; i += THREADS) {
     const int line = i / kCopies, at = i % kCopies * COPY;
@@ -97,7 +109,7 @@ DEVICE void load_weights(uint4* shared_weights, const Arguments& a, int warp, in
   for (int i = warp; i < GROUPS * K_STEPS * (COLUMNS / 2); i += WARPS) {
     const int product = i / (COLUMNS / 2) % K_STEPS, group = i / (COLUMNS / 2) / K_STEPS;
     const storage_t* const w = (const storage_t*)a.in[1] +
-      (group * WARP_FILTERS + row / 2 * VECTOR + row % 2) * (KERNEL_H * KERNEL_W * CHANNELS);
+      (group % GROUPS_OF_PIXEL * WARP_FILTERS + row / 2 * VECTOR + row % 2) * (KERNEL_H * KERNEL_W * CHANNELS);
     unsigned pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -106,7 +118,7 @@ DEVICE void load_weights(uint4* shared_weights, const Arguments& a, int warp, in
       storage_t x[2];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const int line = line_of(slot, quarter), at = pair_of(slot, quarter) * 2 + k - SPARE;
+        const int line = line_of(slot, quarter), at = tap_of(slot, quarter, group / GROUPS_OF_PIXEL) + k;
         const bool exists = line < LINES && at >= 0 && at < KERNEL_W * PIXEL;
         const int offset = CHANNELS_FIRST ? (line % KERNEL_H * KERNEL_W + at) * CHANNELS + line / KERNEL_H
                                           : line * (KERNEL_W * CHANNELS) + at;
@@ -154,11 +166,11 @@ DEVICE void multiply(float (&sums)[PARTS][COLUMNS][4], const storage_t* const (&
 }
 
 // The masks and the places of what a thread's weights meet.
-DEVICE void find_pairs(unsigned (&masks)[2 * K_STEPS], int (&places)[2 * K_STEPS], int quarter) {
+DEVICE void find_pairs(unsigned (&masks)[2 * K_STEPS], int (&places)[2 * K_STEPS], int quarter, int pixel) {
 #pragma unroll
   for (int i = 0; i < 2 * K_STEPS; ++i) {
     // Without PACKED all slots of one number in their line have the same mask, and distances are constants.
-    masks[i] = mask_of(PACKED || line_of(i, 0) >= LINES ? i : i % SLOTS, quarter);
+    masks[i] = mask_of(PACKED || line_of(i, 0) >= LINES ? i : i % SLOTS, quarter, pixel);
     places[i] = place_of(i, PACKED ? quarter : 0);
   }
 }
@@ -181,15 +193,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
   copy_image(shared_image, a, Tile(a, number));
   __syncthreads();
   unsigned weights[K_STEPS][2 * COLUMNS];
-  const int group = warp % GROUPS;
+  const int group = warp % GROUPS, pixel = group / GROUPS_OF_PIXEL;
   read_weights(weights, shared_weights, group, lane);
   unsigned masks[2 * K_STEPS];
   int places[2 * K_STEPS];
-  find_pairs(masks, places, quarter);
+  find_pairs(masks, places, quarter, pixel);
 
   if (BUFFERS == 2) __syncthreads();
 
-  const int m = group * WARP_FILTERS + quarter * VECTOR;
+  const int m = group % GROUPS_OF_PIXEL * WARP_FILTERS + quarter * VECTOR;
   for (int buffer = 0; number < tiles; number += gridDim.x, buffer = (buffer + 1) % BUFFERS) {
     const Tile tile(a, number);
     if (number + gridDim.x >= tiles) let_next_start(next_waits);
@@ -216,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
           at[p][h] = shared_image + buffer * kImage * 8 + in_y * (STRIDE_H * LINE_PITCH) + in_x * STEP +
             (PACKED ? 0 : quarter * 2);
           y[p][h] = number < OCTETS ? tile.y + in_y : OUT_H;  // past the edge nothing is written
-          x[p][h] = tile.x + in_x;
+          x[p][h] = tile.x + in_x * TOGETHER + pixel;
         }
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j)

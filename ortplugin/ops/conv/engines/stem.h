@@ -1,5 +1,6 @@
 // The stem: the first convolution of an image network, in fp16 and bf16 on tensor cores. Up to four input channels,
-// which may be NCHW, and strides that let neighbouring pixels meet memory at even elements.
+// which may be NCHW. Where strides let neighbouring pixels meet memory at odd elements, two of them are worked on as
+// one.
 #pragma once
 
 #include "ortplugin/ops/conv/engines/engine.h"
@@ -9,7 +10,7 @@ namespace ortplugin {
 struct StemConfig {
   int filters;  // of a warp: 16 or 32
   int warps;  // of a block
-  int tile_h, tile_w;  // pixels of a block
+  int tile_h, tile_w;  // pixels of a block, or pairs of them
   int buffers;  // parts of the image at once: 1, or 2 to copy one while the other is used
   int parts;  // of 16 pixels that a warp works on at once
   int min_blocks;  // that a multiprocessor should hold
