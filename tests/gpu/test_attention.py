@@ -149,7 +149,8 @@ def test_float32_by_three_products_of_tf32():
     if not given:
       feeds["v"][0, 0, 0, :4] = np.nan, np.inf, -np.inf, 3.4e38
     found = host(ortplugin.run(make(case.model()), feeds))
-    check(case, found, inputs=list(feeds.values()))
+    # What is left out of each of so few products, below 2^-20 of it, shows where 3.4e38 has a tiny weight.
+    check(case, found, unit=2.0**-22, inputs=list(feeds.values()))
 
 
 @parametrize("name", CHOSEN)
