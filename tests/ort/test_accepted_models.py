@@ -10,7 +10,7 @@ import onnx.backend.test
 import onnx.parser
 import onnxruntime
 import pytest
-from onnx import NodeProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from onnx_models import add_weights, one_in, parametrize, raises
 
 from ort.host import make
@@ -32,9 +32,7 @@ def built(nodes, weights=None, opsets='"" : 17', ir=8, inputs="float[2,4] x", ou
 
 def reversed_nodes():
   model = built("t = Relu(x)")
-  nodes = [NodeProto.FromString(each.SerializeToString()) for each in reversed(model.graph.node)]
-  del model.graph.node[:]
-  model.graph.node.extend(nodes)
+  model.graph.node.reverse()
   return model
 
 

@@ -199,6 +199,7 @@ def _rotated(words, cos, sin_shape=None, sin="", shapes=((2, 4, 5, 8), (2, 2, 5,
   return Wrong(words, (("rotary", "half"), *given.items()), (*shapes, cos, sin_shape or cos), last=sin)
 
 
+PAST = (2, 2, 9, 8), (2, 2, 9, 6)
 WRONG = (
   _wrong("'qkv_dtype' is missing", qkv_dtype=None),
   _wrong("'qkv_dtype' is 'int8'", qkv_dtype="int8"),
@@ -250,7 +251,7 @@ WRONG = (
   _rotated("cos is [3, 5, 4], but b of Q is 2", (3, 5, 4)),
   _rotated("cos has 5 columns, but must have 1 to 8 / 2, half the head size", (5, 5)),
   _rotated("cos has 0 columns", (5, 0)),
-  _cached("the node has 5 inputs and 2 outputs", (2, 2, 9, 8), (2, 2, 9, 6), outputs=2),
+  _cached("the node has 5 inputs and 2 outputs", *PAST, outputs=2),
   _cached("and 3 outputs; its inputs are Q, K, V"),
   _cached("'past_layout' is there, but no past_key", outputs=1, past_layout="b h s d"),
   _cached("'past_layout' is 'b h s 0/2 d'", (2, 2, 9, 2, 8), (2, 2, 9, 2, 6), past_layout="b h s 0/2 d"),
@@ -260,10 +261,10 @@ WRONG = (
   _cached("d of K is 8, d of past_key is 4", (2, 2, 9, 4), (2, 2, 9, 6)),
   _cached("d of V is 6, d of past_value is 8", (2, 2, 9, 8), (2, 2, 9, 8)),
   _cached("past_key: its shape is [2, 4, 9, 8], but its layout 'b h s d' has 2 on axis 1", (2, 4, 9, 8), (2, 2, 9, 6)),
-  _cached("the node has 6 inputs and 2 outputs", (2, 2, 9, 8), (2, 2, 9, 6), (1,), outputs=2, cache="write"),
-  _cached("'cache' is 'over'", (2, 2, 9, 8), (2, 2, 9, 6), cache="over"),
+  _cached("the node has 6 inputs and 2 outputs", *PAST, (1,), outputs=2, cache="write"),
+  _cached("'cache' is 'over'", *PAST, cache="over"),
   _cached("'cache' is write, but past_key, past_value and position are not there", outputs=1, cache="write"),
-  _cached("position is float, but must be int64; cast it", (2, 2, 9, 8), (2, 2, 9, 6), (1,), cache="write"),
+  _cached("position is float, but must be int64; cast it", *PAST, (1,), cache="write"),
   _wrong("the mask's shape [1, 1, 1, 5, 7] does not broadcast", *Wrong.shapes, (1, 1, 1, 5, 7), mask="bool"),
 )
 

@@ -77,7 +77,8 @@ def failed(done):
 
 @pytest.fixture
 def passes(patch):
-  return lambda *table: patch(pipeline, "TABLE", table)
+  """Those of the pipeline: the ones given, or one that renames all nodes."""
+  return lambda *table: patch(pipeline, "TABLE", table or (Rename("rename", renamed),))
 
 
 # ---- the main job
@@ -217,7 +218,7 @@ def test_bodies_of_functions_can_be_to_blame(tmp_path, run, patch, passes):
     return result, {"local::f": 2}, []
 
   patch(api, "inline_functions", wrong)
-  passes(Rename("rename", renamed))
+  passes()
   source, out, report_path = places(tmp_path)
   status, _, errors = run(source, "-o", out, "--report", report_path)
   assert status == 1
@@ -237,14 +238,14 @@ def test_tolerances_decide(tmp_path, run, passes):
     return True
 
   passes(Rename("drop-abs", nudge))
-  source, out = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx"
+  source, out, _ = places(tmp_path)
   assert run(source, "-o", out)[0] == 1
   assert run(source, "-o", out, "--atol", "100")[0] == 0
   assert run(source, "-o", out, "--no-verify")[0] == 0
 
 
 def test_random_outputs_are_compared_by_shape(tmp_path, run, passes):
-  passes(Rename("rename", renamed))
+  passes()
   model = parsed("(float[n,4] x) => (y) { [random] r = RandomNormalLike(x)  [a] y = Add(x, r) }")
   report = tmp_path / "r.json"
   succeeded(run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--report", report))
@@ -252,7 +253,7 @@ def test_random_outputs_are_compared_by_shape(tmp_path, run, passes):
 
 
 def test_sequences_and_maps_are_compared(tmp_path, run, passes):
-  passes(Rename("rename", renamed))
+  passes()
   model = parsed("""(float[n,4] x) => (seq(float[]) s, seq(map(int64, float[])) m) {
     [construct] s = SequenceConstruct(x, x)
     [zip] m = ai.onnx.ml.ZipMap <classlabels_int64s=[1,2,3,4]>(x) }""")
@@ -261,7 +262,7 @@ def test_sequences_and_maps_are_compared(tmp_path, run, passes):
 
 
 def test_bfloat16_models_are_compared(tmp_path, run, passes):
-  passes(Rename("rename", renamed))
+  passes()
   model = parsed("(bfloat16[2,4] x) => (y) { [up] f = Cast <to=1>(x)  [down] y = Cast <to=16>(f) }")
   np.savez(tmp_path / "data.npz", x=np.ones((2, 4), ml_dtypes.bfloat16))
   source = save(model, tmp_path / "in.onnx")
@@ -270,7 +271,7 @@ def test_bfloat16_models_are_compared(tmp_path, run, passes):
 
 
 def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path, run, passes):
-  passes(Rename("rename", renamed))
+  passes()
   model = parsed("(float[6] x, int64[2] shape) => (float[a,b] y) { [reshape] y = Reshape(x, shape) }")
   source, out = save(model, tmp_path / "in.onnx"), tmp_path / "out.onnx"
   _, errors = failed(run(source, "-o", out))

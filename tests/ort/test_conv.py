@@ -18,7 +18,7 @@ from ortplugin.ops import TensorType
 from ortplugin.ops.conv import OPERATOR
 
 FLOAT = TensorProto.FLOAT
-X, W, _ = GEOMETRIES["3x3"]
+WB = (8, 6, 3, 3), (8, 1, 1)  # weights and bias
 
 
 @parametrize("case", CASES)
@@ -75,15 +75,15 @@ def test_equals_onnx_runtimes_own_conv(name):
 @parametrize(
   "shapes, attributes, wanted",
   [
-    ([("n", 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)], {}, ["n", 8, 7, 9]),
-    ([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)], planar(pads=1), ["n", 8, "h", "w"]),
+    ([("n", 6, 9, 11), *WB], {}, ["n", 8, 7, 9]),
+    ([("n", 6, "h", "w"), *WB], planar(pads=1), ["n", 8, "h", "w"]),
     ([("n", "c", "h", "w"), (8, 6, 3, 1), (8, 1, 1)], {"pads": [1, 0, 1, 0]}, ["n", 8, "h", "w"]),
-    ([("n", 6, "h", 11), (8, 6, 3, 3), (8, 1, 1)], {"strides": [2, 2]}, ["n", 8, None, 5]),
+    ([("n", 6, "h", 11), *WB], {"strides": [2, 2]}, ["n", 8, None, 5]),
     ([("n", 6, "h", "w"), (8, 6, 2, 2), (8, 1, 1)], {"auto_pad": "SAME_UPPER"}, ["n", 8, "h", "w"]),
     ([("n", 6, "h", 11), (8, 6, 2, 2), (8, 1, 1)], {"auto_pad": "SAME_LOWER", "strides": [1, 2]}, ["n", 8, "h", 6]),
     ([("n", 6, 9, 11), ("m", 6, "k", 3), ("m", 1, 1)], {}, ["n", None, None, 9]),
     ([("n", 6, 9, 11), ("m", 6, "k", "l"), ("m", 1, 1)], {"kernel_shape": [3, 1]}, ["n", None, 7, 11]),
-    ([None, (8, 6, 3, 3), (8, 1, 1)], {}, [None, 8, None, None]),
+    ([None, *WB], {}, [None, 8, None, None]),
     ([None, None, None], {"strides": [1, 1, 1]}, [None, None, None, None, None]),
     (
       [("n", "h", 11, 6), (8, 3, 3, 6), (8,)],
@@ -94,7 +94,7 @@ def test_equals_onnx_runtimes_own_conv(name):
 )
 def test_shapes_are_inferred(shapes, attributes, wanted):
   for dtype in ("float16", "bfloat16", "float", "double"):
-    case = Case("shapes", typed(BIAS_RELU, dtype), ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)), attributes)
+    case = Case("shapes", typed(BIAS_RELU, dtype), ((1, 6, 9, 11), *WB), attributes)
     (output,) = make(case.model(shapes)).get_outputs()
     assert_inferred(output, wanted, dtype)
 
@@ -102,14 +102,14 @@ def test_shapes_are_inferred(shapes, attributes, wanted):
 def test_shapes_may_change_from_run_to_run():
   text, attributes = typed(RESIDUAL_RELU, "float"), planar(pads=1, strides=[2, 1])
   for declared in (
-    [("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1), ("n", 8, "g", "w")],
+    [("n", 6, "h", "w"), *WB, ("n", 8, "g", "w")],
     [("n", "c", "h", "w"), ("m", "d", "k", "l"), ("m2", 1, 1), ("n", "m", "g", "v")],
     [None, None, None, None],
   ):
-    case = Case("changing", text, ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1), (1, 8, 5, 11)), attributes)
+    case = Case("changing", text, ((1, 6, 9, 11), *WB, (1, 8, 5, 11)), attributes)
     session = make(case.model(declared))
     for batch, height, width in ((1, 9, 11), (3, 4, 5), (0, 9, 11), (1, 1, 1), (2, 33, 64)):
-      shapes = ((batch, 6, height, width), (8, 6, 3, 3), (8, 1, 1), (batch, 8, (height + 1) // 2, width))
+      shapes = ((batch, 6, height, width), *WB, (batch, 8, (height + 1) // 2, width))
       each = replace(case, name=f"changing {batch} {height}", shapes=shapes)
       check(each, run(session, each))
 
@@ -117,9 +117,7 @@ def test_shapes_may_change_from_run_to_run():
 def test_operands_whose_ranks_are_known_may_still_broadcast():
   """What looks like a bias or a residual when the session is made may be another thing in a run."""
   attributes = planar(pads=1)
-  case = Case(
-    "late", typed(RESIDUAL_RELU, "float"), ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1), (2, 8, 9, 11)), attributes
-  )
+  case = Case("late", typed(RESIDUAL_RELU, "float"), ((2, 6, 9, 11), *WB, (2, 8, 9, 11)), attributes)
   session = make(case.model([("n", 6, 9, 11), (8, 6, 3, 3), ("b", 1, 1), ("n2", "m", "h", "w")]))
   for bias, residual in (
     ((8, 1, 1), (2, 8, 9, 11)),
@@ -166,7 +164,7 @@ def test_weights_that_a_caller_may_override():
 # ---- wrong nodes
 
 
-Wrong = partial(WrongNode, "FusedConv", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)))
+Wrong = partial(WrongNode, "FusedConv", shapes=((2, 6, 9, 11), *WB))
 UNKNOWN = (("n", "c", "h", "w"), ("m", "d", "k", "l"), ("b", 1, 1))
 HALF = TensorProto.FLOAT16
 WRONG = {
@@ -188,17 +186,13 @@ WRONG = {
   "an input_layout that is none": Wrong("input_layout is 'NWHC'", {"input_layout": "NWHC"}),
   "an input with channels last alone": Wrong("with the layout NCHW it must be NCHW", {"input_layout": "NHWC"}),
   "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
-  "channels that disagree": Wrong(
-    "X has 7 channels, W with 1 groups is for 6", shapes=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
-  ),
-  "ranks that disagree": Wrong("one rank", shapes=((2, 6, 9), (8, 6, 3, 3), (8, 1, 1))),
+  "channels that disagree": Wrong("X has 7 channels, W with 1 groups is for 6", shapes=((2, 7, 9, 11), *WB)),
+  "ranks that disagree": Wrong("one rank", shapes=((2, 6, 9), *WB)),
   "a matrix": Wrong("one rank", shapes=((2, 6), (8, 6), (8,))),
-  "a kernel larger than X": Wrong("pad more", shapes=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
+  "a kernel larger than X": Wrong("pad more", shapes=((2, 6, 2, 11), *WB)),
   "a bias of another rank": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8,))),
-  "channels that disagree at the run": Wrong(
-    "X has 7 channels", shapes=UNKNOWN, fed=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
-  ),
-  "a kernel larger than X at the run": Wrong("pad more", shapes=UNKNOWN, fed=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
+  "channels that disagree at the run": Wrong("X has 7 channels", shapes=UNKNOWN, fed=((2, 7, 9, 11), *WB)),
+  "a kernel larger than X at the run": Wrong("pad more", shapes=UNKNOWN, fed=((2, 6, 2, 11), *WB)),
   "a bias that does not broadcast at the run": Wrong(
     "input 2 ('b')", shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 6, 3, 3), (7, 1, 1))
   ),
@@ -234,8 +228,8 @@ def test_a_wrong_node_is_refused(name):
 
 def test_many_threads_run_one_session():
   attributes = {"auto_pad": "SAME_UPPER", "strides": [2, 2]}
-  first = Case("threads", typed(BIAS_RELU, "float"), ((1, 6, 9, 9), (8, 6, 3, 3), (8, 1, 1)), attributes)
-  session = make(first.model([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)]))
+  first = Case("threads", typed(BIAS_RELU, "float"), ((1, 6, 9, 9), *WB), attributes)
+  session = make(first.model([("n", 6, "h", "w"), *WB]))
 
   def work(number):
     case = replace(first, name=f"thread {number}", shapes=((1 + number, 6, 20 + number, 31), *first.shapes[1:]))

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from exported import DATA
 from onnx import numpy_helper
-from onnx_models import nodes_of, one_in, parametrize
+from onnx_models import all_attributes, nodes_of, one_in, parametrize
 
 from models.light import NAMES as NETWORKS, path, randomized
 from ort.host import verify
@@ -53,12 +53,7 @@ def transposes(model):
 
 
 def layouts(model):
-  found = [
-    next((a.s.decode() for a in node.attribute if a.name == "layout"), "NCHW")
-    for node in model.graph.node
-    if node.op_type == "FusedConv"
-  ]
-  return Counter(found)
+  return Counter(all_attributes(node).get("layout", b"NCHW").decode() for node in nodes_of(model, "FusedConv"))
 
 
 @one_in(2)

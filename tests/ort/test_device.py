@@ -178,9 +178,7 @@ def test_what_the_host_makes_is_bound_there(cupy):
 
 
 def test_a_replay_holds_its_feeds(cupy):
-  from ortplugin.session.device import replay
-
-  replayed = replay(session(True), {"x": X, "shape": shape(3, 4)})
+  replayed = device.replay(session(True), {"x": X, "shape": shape(3, 4)})
   cupy.log.clear()
   replayed()
   assert cupy.log == []
@@ -206,6 +204,12 @@ COUNTING = """(float[N] x, bool[N] m) => (float[K] y, float[N] z)
     { %s z = Neg(x) }"""
 
 
+def recorded(nodes):
+  options = onnxruntime.SessionOptions()
+  core.record_nodes(options)
+  return onnxruntime.InferenceSession(parsed(COUNTING % nodes, 18).SerializeToString(), options, providers=CPU_ONLY)
+
+
 @parametrize(
   "nodes, words",
   [
@@ -215,9 +219,7 @@ COUNTING = """(float[N] x, bool[N] m) => (float[K] y, float[N] z)
   ],
 )
 def test_what_counts_on_the_host_is_not_captured(nodes, words, patch):
-  options = onnxruntime.SessionOptions()
-  core.record_nodes(options)
-  session = onnxruntime.InferenceSession(parsed(COUNTING % nodes, 18).SerializeToString(), options, providers=CPU_ONLY)
+  session = recorded(nodes)
   core.check_captured(session)  # nothing runs on a GPU
   patch(core, "CUDA", core.CPU)
   with raises(UsageError, words) if words else nullcontext():
@@ -225,10 +227,7 @@ def test_what_counts_on_the_host_is_not_captured(nodes, words, patch):
 
 
 def test_random_numbers_that_a_graph_repeats(patch):
-  options = onnxruntime.SessionOptions()
-  core.record_nodes(options)
-  model = parsed(COUNTING % "[noise] y = RandomNormalLike(x)", 18)
-  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=CPU_ONLY)
+  session = recorded("[noise] y = RandomNormalLike(x)")
   patch(core, "CUDA", core.CPU)
   with pytest.warns(UserWarning, match=r"node 'noise' \(RandomNormalLike\) draws the same numbers in each replay"):
     core.check_captured(session)

@@ -60,15 +60,14 @@ def feeds_of(name, rng, rows=None):
   return feeds
 
 
+def run_in(session, feeds):
+  """The only output."""
+  return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
+
+
 def run_plain(model, feeds):
-  """The model's only output from an ONNX Runtime that has not loaded the library."""
-  session = plain(model)
-  return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
-
-
-def run_with_library(model, feeds):
-  session = make(model)
-  return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
+  """In an ONNX Runtime that has not loaded the library."""
+  return run_in(plain(model), feeds)
 
 
 def assert_close(got, wanted, dtype):
@@ -168,7 +167,7 @@ def test_every_pointwise_operator_is_fused_or_has_no_partner(name, reported):
 
 def test_outputs_are_those_of_the_original(name, optimized, rng):
   feeds = feeds_of(name, rng)
-  assert_close(run_with_library(optimized, feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])
+  assert_close(run_in(make(optimized), feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])
 
 
 def test_another_batch_size_where_the_batch_is_open(name, optimized, rng):
@@ -177,7 +176,7 @@ def test_another_batch_size_where_the_batch_is_open(name, optimized, rng):
     assert not optimized.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     return
   feeds = feeds_of(name, rng, rows=3)
-  assert_close(run_with_library(optimized, feeds), run_plain(original, feeds), EXPECTED[name]["dtype"])
+  assert_close(run_in(make(optimized), feeds), run_plain(original, feeds), EXPECTED[name]["dtype"])
 
 
 def test_optimizing_again_changes_nothing(name, optimized):

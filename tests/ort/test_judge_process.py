@@ -113,12 +113,13 @@ def test_a_death_of_the_originals_graph_is_why_it_is_not_compared(tmp_path):
 
 def test_a_lost_process_is_replaced(tmp_path):
   with closing(process(tmp_path, kind=dying.Lost)) as judge:
-    number = judge._child.call("number", seconds=lambda doing: 60)
+    call = partial(judge._child.call, "number", seconds=lambda doing: 60)
+    number = call()
     assert number != os.getpid()
-    assert judge._child.call("number", seconds=lambda doing: 60) == number
+    assert call() == number
     onnx.save(parsed(MODEL.replace("Abs", "Sin")), tmp_path / "wrong.onnx")
     assert not judge.agrees(CPU, Side(tmp_path / "wrong.onnx", plugin=False))
-    assert judge._child.call("number", seconds=lambda doing: 60) != number
+    assert call() != number
 
 
 def test_a_defect_is_no_verdict(tmp_path):
@@ -220,13 +221,17 @@ def test_inputs_need_no_weights():
 # ---- the guilty rewrite
 
 
+def files(folder):
+  return [str(folder / "in.onnx"), "-o", str(folder / "out.onnx")]
+
+
 @one_in(3)
 @parametrize("fault", ["segmentation", "abort"])
 def test_the_rewrite_that_makes_onnx_runtime_die_is_named(tmp_path, patch, capsys, fault):
   patch(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
   patch(pipeline, "TABLE", (Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)))
   saved(tmp_path, "neg", "in.onnx")
-  command = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--provider", "cpu"]
+  command = [*files(tmp_path), "--provider", "cpu"]
   assert main(command) == 1
   error = capsys.readouterr().err
   assert error.count("\n") == 1
@@ -241,10 +246,10 @@ def test_an_original_that_makes_onnx_runtime_die(tmp_path, patch, capsys):
   patch(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
   patch(pipeline, "TABLE", (Rename("rename", "Abs", "fine"),))
   saved(tmp_path, "segmentation", "in.onnx")
-  assert main([str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx")]) == 1
+  assert main(files(tmp_path)) == 1
   error = capsys.readouterr().err
   assert error.count("\n") == 1
   assert "died of SIGSEGV (Segmentation fault) while loading the original on CPU" in error
   assert "--no-verify" in error
   assert not (tmp_path / "out.onnx").exists()
-  assert main([str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--no-verify"]) == 0
+  assert main([*files(tmp_path), "--no-verify"]) == 0

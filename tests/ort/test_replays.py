@@ -9,14 +9,10 @@ from fake_gpu import CapturingSession, FakeGpu
 from onnx import TensorProto, helper
 from onnx_models import parametrize, parsed, raises
 
-from ort.host import plain
+from ort.host import plain as session_of
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
 
 TWO_SUMS = """(float[4,8] a, float[8] b) => (float[4,8] y, z) { y = Add(a, b) z = Mul(a, b) }"""
-
-
-def session_of(model):
-  return plain(model)
 
 
 def cases():
@@ -209,17 +205,14 @@ def test_dtypes_and_shapes(kind, shape):
 
 
 def test_several_graphs_of_one_session():
-  model = parsed(TWO_SUMS.replace("[4,8]", "[n,8]"))
-  with GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs:
+  make = partial(CapturingSession, session_of(parsed(TWO_SUMS.replace("[4,8]", "[n,8]"))))
+  with GraphSession(make, 0, FakeGpu()) as graphs:
     for rows in (4, 2):
       given = [{"a": case["a"][:rows], "b": case["b"]} for case in cases()]
       replayed = graphs.replay(given)
       for number, case in enumerate(given):
         assert all(each.passed for each in compare_replays(replayed, number, wanted(case)))
-  with (
-    GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs,
-    raises(ValueError, "different shapes"),
-  ):
+  with GraphSession(make, 0, FakeGpu()) as graphs, raises(ValueError, "different shapes"):
     graphs.replay([cases()[0], {"a": cases()[0]["a"][:2], "b": cases()[0]["b"]}])
 
 

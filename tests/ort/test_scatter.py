@@ -370,10 +370,7 @@ class Wrong:
   def model(self):
     names = [f"p{i}" for i in range(len(self.shapes))]
     inputs = names if self.inputs is None else self.inputs
-    node = helper.make_node(self.op, inputs, self.outputs, "culprit", domain=DOMAIN)
-    for name, value in self.given:
-      kind = onnx.AttributeProto.INTS if value == [] else None
-      node.attribute.append(helper.make_attribute(name, value, attr_type=kind))
+    node = helper.make_node(self.op, inputs, self.outputs, "culprit", domain=DOMAIN, **dict(self.given))
     given = dict(zip(names, zip(self.dtypes, self.shapes, strict=True), strict=True))
     results = {name: (self.dtypes[0], None) for name in self.outputs}
     return built([node], given, results, OPSET, 10, domains=[DOMAIN]).SerializeToString()

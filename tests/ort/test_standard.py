@@ -5,7 +5,7 @@ import onnx
 import onnxruntime
 from matmul_cases import BIAS_RELU, NORMS, check, made
 from onnx.helper import make_node
-from onnx_models import parametrize, parsed, raises
+from onnx_models import op_types, parametrize, parsed, raises, serialized
 
 import ortplugin
 from ortplugin import optimize
@@ -41,20 +41,32 @@ def ours(model):
   return {node.op_type for node in proto.graph.node if node.domain == DOMAIN}
 
 
+def standard(model):
+  """Its standard form, which there is."""
+  made = standard_on_cpu(model.SerializeToString())
+  assert made is not None
+  return onnx.load_from_string(made)
+
+
+def assert_same(original, *sources, x=(3, 8, 9, 9)):
+  feeds = {"x": np.random.default_rng(1).standard_normal(x).astype(np.float32)}
+  wanted, *found = (
+    ortplugin.session(serialized(each) if isinstance(each, onnx.ModelProto) else each, ["cpu"]).run(None, feeds)[0]
+    for each in (original, *sources)
+  )
+  for each in found:
+    np.testing.assert_allclose(each, wanted, rtol=1e-4, atol=1e-5)
+
+
 @parametrize("op", ["Conv", "ConvTranspose"])
 def test_what_surrounds_a_convolution_in_float_is_standard(op, tmp_path):
   original = network(op=op)
   optimized, _ = optimize(original)
   assert {f"Fused{op}", "FusedLayerNorm", "UpdateSlice"} <= ours(optimized)
-  made = standard_on_cpu(optimized.SerializeToString())
-  assert made is not None
-  assert ours(made) == {"UpdateSlice"}
+  assert ours(standard(optimized)) == {"UpdateSlice"}
   onnx.save(optimized, tmp_path / "m.onnx")
   assert standard_on_cpu(tmp_path / "m.onnx") is not None
-  feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
-  wanted = ortplugin.session(original.SerializeToString(), ["cpu"]).run(None, feeds)[0]
-  for source in (optimized.SerializeToString(), tmp_path / "m.onnx"):
-    np.testing.assert_allclose(ortplugin.session(source, ["cpu"]).run(None, feeds)[0], wanted, rtol=1e-4, atol=1e-5)
+  assert_same(original, optimized, tmp_path / "m.onnx")
 
 
 @parametrize("kind", ["Average", "Max"])
@@ -66,17 +78,10 @@ def test_a_global_pool_of_known_size_has_a_window(kind):
   original.graph.output[0].type.tensor_type.shape.ClearField("dim")
   optimized, _ = optimize(original)
   assert "FusedPool" in ours(optimized)
-  made = standard_on_cpu(optimized.SerializeToString())
-  assert made is not None
-  types = [node.op_type for node in onnx.load_from_string(made).graph.node]
+  types = op_types(standard(optimized))
   assert f"{kind}Pool" in types
   assert f"Reduce{kind.replace('Average', 'Mean')}" not in types
-  feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
-  wanted, found = (
-    ortplugin.session(each, ["cpu"]).run(None, feeds)[0]
-    for each in (original.SerializeToString(), optimized.SerializeToString())
-  )
-  np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+  assert_same(original, optimized)
 
 
 BLOCK = """c = Conv <group=16, pads=[1,1,1,1]>(x, w, b)  t = Transpose <perm=[0,2,3,1]>(c)  {norm}
@@ -99,17 +104,11 @@ def test_between_norms_and_products_channels_stay_last(opset, norm):
   text = f"(float[2,16,6,5] x) => (float[2,16,6,5] y) {{ {BLOCK.format(norm=norm)} }}"
   original = parsed(text, opset, weights=weights)
   optimized, _ = optimize(original, layout="nhwc")
-  assert [node.op_type for node in optimized.graph.node].count("FusedConv") == 3
-  made = standard_on_cpu(optimized.SerializeToString())
-  assert made is not None
-  types = [node.op_type for node in onnx.load_from_string(made).graph.node]
+  assert op_types(optimized).count("FusedConv") == 3
+  types = op_types(standard(optimized))
   assert [types.count(each) for each in ("Conv", "MatMul", "LayerNormalization")] == [1, 2, 1]
   assert types.count("Add") == 3  # the convolution's bias is its own
-  feeds = {"x": rng.standard_normal((2, 16, 6, 5)).astype(np.float32)}
-  wanted, found = (
-    ortplugin.session(each.SerializeToString(), ["cpu"]).run(None, feeds)[0] for each in (original, optimized)
-  )
-  np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+  assert_same(original, optimized, x=(2, 16, 6, 5))
 
 
 NORM = "(float x, float gamma, float beta) => (float y{result}) {{ n = LayerNormalization{how}(x) {rest} }}"
@@ -164,9 +163,7 @@ def test_products_in_float_are_standard_alone_without_convolutions():
   model = onnx.load_from_string(case.model())
   program = "(float x) => (float z) { z = Neg(x) }"
   model.graph.node.append(make_node("FusedPointwise", ["y"], ["z"], domain=DOMAIN, program=program))
-  standard = standard_on_cpu(model.SerializeToString())
-  assert standard is not None
-  assert ours(standard) == {"FusedPointwise"}
+  assert ours(standard(model)) == {"FusedPointwise"}
   check(case, ortplugin.session(case.model(), ["cpu"]).run(None, case.feeds()))
   model.graph.node.append(half.node())
   for each in (half.model(), model.SerializeToString()):

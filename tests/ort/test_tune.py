@@ -37,6 +37,12 @@ def two_scatters():
   return built(nodes, inputs, "float[8] y", 18, 10, domains=["ortplugin"]), feeds
 
 
+def job_of(node, feeds, *made):
+  """A job of the node, whose candidate '' is `made`, or the node itself."""
+  given = {name: feeds[name] for name in node.input}
+  return tune._Job(node, (), {"": list(made or [node])}, given, (), dict.fromkeys(node.output))
+
+
 def timed(patch, seconds):
   """Replaces the clock; returns the list that collects the names of the measured nodes."""
   measured = []
@@ -134,8 +140,6 @@ def test_what_gives_other_outputs_is_not_taken(patch):
 def test_outputs_are_compared_without_a_cuda_graph(patch):
   """ONNX Runtime's replays of one give the host nothing: what it compared then would be equal whatever it is."""
   model, feeds = two_scatters()
-  node = model.graph.node[0]
-  job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output))
   graphs = []
 
   def session(model, providers, *, cuda_graph, **rest):
@@ -145,7 +149,7 @@ def test_outputs_are_compared_without_a_cuda_graph(patch):
 
   patch(tune, "make_session", session)
   patch(tune, "_agrees_in_graphs", lambda *rest: True)
-  assert tune._agrees(model, job, "", tune.Place(CUDA, 3))
+  assert tune._agrees(model, job_of(model.graph.node[0], feeds), "", tune.Place(CUDA, 3))
   assert graphs == [False, False]
 
 
@@ -163,10 +167,7 @@ def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(patch):
     allowing = NodeProto()
     allowing.CopyFrom(node)
     allowing.attribute.append(helper.make_attribute("allow_tf32", allowed))
-    job = tune._Job(
-      allowing, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output)
-    )
-    assert tune._agrees(model, job, "", tune.Place(CPU)) == bool(allowed)
+    assert tune._agrees(model, job_of(allowing, feeds, node), "", tune.Place(CPU)) == bool(allowed)
 
 
 def test_tuning_again_measures_the_way_back(patch):

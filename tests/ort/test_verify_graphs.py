@@ -348,11 +348,10 @@ def test_the_rewrite_that_makes_replays_differ_is_named(machine, patch, tmp_path
 
 def test_tuning_takes_nothing_whose_replays_differ(patch):
   """Four copies side by side, on the GPU that was asked for; the first two runs are plain and agree."""
-  from ort.test_tune import two_scatters
+  from ort.test_tune import job_of, two_scatters
 
   model, feeds = two_scatters()
-  node = model.graph.node[0]
-  job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output))
+  job = job_of(model.graph.node[0], feeds)
   real, asked, wrong = tune.make_session, [], False
 
   def make(model, providers, **rest):

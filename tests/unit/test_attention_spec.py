@@ -263,14 +263,18 @@ def turned(x, cos, sin):
   return np.array(rotated(x, cos, sin, "half"))
 
 
+def assert_seen(case, mistake):
+  inputs = [np.asarray(x) for x in case.inputs()]
+  changed = [np.asarray(x).astype(inputs[0].dtype) for x in mistake(inputs)]
+  with pytest.raises(AssertionError, match="differ"):
+    check(case, OPERATOR.reference(case.node(), changed))
+
+
 @parametrize("dtype", ["float16", "bfloat16", "float", "double"])
 @parametrize("mistake", ROTATED_MISTAKES)
 def test_the_comparison_sees_mistakes_of_a_rotation(mistake, dtype):
   case = case_of(f"mistaken, rotated, {dtype}", dtype, (2, 2, 20, 20, 16), tables=(dtype, (20, 4)), rotary="half")
-  inputs = [np.asarray(x) for x in case.inputs()]
-  changed = [np.asarray(x).astype(inputs[0].dtype) for x in ROTATED_MISTAKES[mistake](inputs)]
-  with pytest.raises(AssertionError, match="differ"):
-    check(case, OPERATOR.reference(case.node(), changed))
+  assert_seen(case, ROTATED_MISTAKES[mistake])
 
 
 def test_a_rotation_is_the_formula():
@@ -309,8 +313,4 @@ MISTAKES = {
 @parametrize("dtype", ["float16", "bfloat16", "float", "double"])
 @parametrize("mistake", MISTAKES)
 def test_the_comparison_sees_mistakes(mistake, dtype):
-  case = case_of(f"mistaken, {dtype}", dtype, (2, 2, 20, 70, 16))
-  inputs = [np.asarray(x) for x in case.inputs()]
-  changed = [np.asarray(x).astype(inputs[0].dtype) for x in MISTAKES[mistake](inputs)]
-  with pytest.raises(AssertionError, match="differ"):
-    check(case, OPERATOR.reference(case.node(), changed))
+  assert_seen(case_of(f"mistaken, {dtype}", dtype, (2, 2, 20, 70, 16)), MISTAKES[mistake])

@@ -6,7 +6,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import built, ones, op_types, parsed, raises, value_infos, zeros
+from onnx_models import built, ones, op_types as types_of, parsed, raises, value_infos, zeros
 
 import ortplugin
 from ortplugin import optimize, optimizer
@@ -38,6 +38,14 @@ class Replace:
     return PassResult(tuple(changes), misses)
 
 
+@dataclass
+class Broken(Replace):
+  error: Exception | None = None
+
+  def __call__(self, graph, limit=None):
+    raise self.error
+
+
 def chain(*types, dims=("n", 4)):
   names = ["x", *(f"t{i}" for i in range(len(types) - 1)), "y"]
   nodes = [helper.make_node(op, [names[i]], [names[i + 1]], f"node{i}") for i, op in enumerate(types)]
@@ -46,10 +54,6 @@ def chain(*types, dims=("n", 4)):
 
 
 FUSE_POINTWISE = next(step for step in optimizer.PIPELINE if step.name == "fuse-pointwise")
-
-
-def types_of(model):
-  return op_types(model)
 
 
 @pytest.fixture
@@ -154,11 +158,7 @@ def test_only_and_skip(pipeline):
 
 
 def test_a_pass_that_fails_is_named(pipeline):
-  class Broken(Replace):
-    def __call__(self, graph, limit=None):
-      raise ZeroDivisionError("by zero")
-
-  pipeline(Replace("a", "Abs", "Exp"), Broken("broken", "", ""))
+  pipeline(Replace("a", "Abs", "Exp"), Broken("broken", "", "", error=ZeroDivisionError("by zero")))
   with raises(optimizer.PassError, "'broken' failed after rewrites by a: by zero; --skip broken"):
     optimize(chain("Abs"))
 
@@ -184,12 +184,7 @@ def test_a_rule_that_misses_what_it_has_put_nodes_before_comes_to_an_end(pipelin
 
 def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline):
   """Such a model is refused with what is wrong with it; on a valid one it is a defect of the pass, as above."""
-
-  class Broken(Replace):
-    def __call__(self, graph, limit=None):
-      raise IndexError("list index out of range")
-
-  pipeline(Broken("broken", "", ""))
+  pipeline(Broken("broken", "", "", error=IndexError("list index out of range")))
   model = chain("Abs")
   model.graph.node.append(helper.make_node("Concat", ["x", "x"], ["z"], "bad", axis=7))
   with raises(ModelError, r"it is not valid ONNX, so that the pass 'broken' fails: .*axis"):

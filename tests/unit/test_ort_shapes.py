@@ -173,10 +173,14 @@ def test_attention_of_open_lengths(q, v, wanted):
   assert 0 not in graph.nodes[0].outputs[3].shape
 
 
-def fused(model):
-  made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
+def fused(model, only="lone-pointwise"):
+  made, changes, _ = run_passes(model, select_passes(only=[only]))
   assert changes
   return made
+
+
+def ceil_modes(made):
+  return [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"]
 
 
 def test_a_pool_of_unknown_rank_keeps_ceil_mode():
@@ -185,16 +189,14 @@ def test_a_pool_of_unknown_rank_keeps_ceil_mode():
     { v = Loop(n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
         { b = Relu(a)  d = Identity(c) }>
       y = MaxPool<kernel_shape=[3], strides=[3], ceil_mode=1, auto_pad="VALID">(v) }""")
-  made = fused(model)
-  assert [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"] == [1]
+  assert ceil_modes(fused(model)) == [1]
 
 
 def test_a_strided_pool_with_same_pads_keeps_ceil_mode():
   """Without it ONNX Runtime refuses its pads, which are below 0."""
   model = parsed("""(float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
     y = AveragePool<kernel_shape=[1], strides=[2], ceil_mode=1, auto_pad="SAME_UPPER">(v) }""")
-  made = fused(model)
-  assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
+  assert ceil_modes(fused(model))
 
 
 @parametrize("op, counts", [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
@@ -207,7 +209,7 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
          y = LayerNormalization(v, s) }}""",
     18,
   )
-  made, _, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
+  made = fused(model, "fuse-layer-norm")
   assert any(each.name == "ceil_mode" for each in made.graph.node[0].attribute) == counts
   assert [node.op_type for node in made.graph.node[1:-1]] == ["Reshape"] * counts
   x = np.arange(15, dtype=np.float32).reshape(1, 1, 3, 5)
@@ -224,8 +226,7 @@ def test_what_onnx_infers_wrongly_before_a_norm(library, node, size):
   model = parsed(f"""(float[1,{size}] x) => (float[A,B] y)
     <float[7] s = {{1,2,3,4,5,6,7}}, float[2] f = {{1,0.7}}>
     {{ v = {node}  y = LayerNormalization(v, s) }}""")
-  made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
-  assert changes
+  made = fused(model, "fuse-layer-norm")
   x = np.linspace(-1, 1, size, dtype=np.float32).reshape(1, -1)
   (wanted,) = computed(model, {"x": x})
   np.testing.assert_allclose(run(session(made.SerializeToString(), ["cpu"]), {"x": x})["y"], wanted, atol=1e-5)
@@ -237,7 +238,7 @@ def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(librar
     <float[2] f = {1,0.7}, float[1,1] w = {2}> {
         p = Resize<mode="nearest", coordinate_transformation_mode="asymmetric">(x, , f)
         z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
-  made, _, _ = run_passes(model, select_passes(only=["fuse-pointwise"]))
+  made = fused(model, "fuse-pointwise")
   assert op_types(made) == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
   (info,) = (each for each in made.graph.value_info if each.name == "n")
   assert info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
@@ -249,8 +250,7 @@ def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(librar
 def test_an_output_that_the_model_describes_wrongly(length):
   """No pass may believe it once an operator of ours stands in the way of inference."""
   model = parsed(f"""(float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis=1>(h, h) }}""")
-  made = fused(model)
-  assert annotated(made).outputs[0].shape == (2, 8)
+  assert annotated(fused(model)).outputs[0].shape == (2, 8)
 
 
 def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension():
@@ -322,7 +322,7 @@ def behind(node, width, height=4):
 def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
   """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
   resize = 'Resize<mode="nearest">(before, , scales)'
-  made, _, _ = run_passes(behind(resize, width, width), select_passes(only=["fuse-conv"]))
+  made = fused(behind(resize, width, width), "fuse-conv")
   assert op_types(made).count("FusedConv") == 3
   said = {each.name for each in made.graph.value_info if each.type.tensor_type.HasField("shape")}
   assert said == ({"before", "c", "d"} if is_said else {"before"})
@@ -339,7 +339,7 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
 def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays):
   """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
   model = behind(f"AveragePool<ceil_mode=1, kernel_shape=[{kernel}, {kernel}], strides=[2,2]>(before)", width, width)
-  made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+  made = fused(model, "fuse-conv")
   (made_pool,) = nodes_of(made, "AveragePool")
   assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays
   assert {each.name for each in made.graph.value_info} == {"before", "c", "d"}
@@ -356,7 +356,7 @@ def test_a_pool_of_which_one_axis_is_open(library, stride, made_of_it):
         s = Squeeze(p, first)  y = Conv(s, w) }}""",
     weights={"w": ones(3, 2, 1, 1)},
   )
-  made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+  made = fused(model, "fuse-conv")
   assert op_types(made) == [*made_of_it, "Squeeze", "FusedConv"]
   x = np.random.default_rng(stride).standard_normal((1, 1, 4, 4, 7)).astype(np.float32)
   found = make(made.SerializeToString()).run(None, {"x": x})  # ortplugin.session has Conv there
@@ -365,5 +365,4 @@ def test_a_pool_of_which_one_axis_is_open(library, stride, made_of_it):
 
 def test_a_pool_of_open_size_keeps_its_ceil_mode():
   pool = "MaxPool<ceil_mode=1, kernel_shape=[1,1], strides=[2,2]>(before)"
-  made, _, _ = run_passes(behind(pool, "W"), select_passes(only=["fuse-conv"]))
-  assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
+  assert ceil_modes(fused(behind(pool, "W"), "fuse-conv"))

@@ -10,8 +10,6 @@ from ortplugin.errors import OrtPluginError, one_line, printable
 from ortplugin.passes.base import Change, NearMiss
 from ortplugin.render import print_report
 from ortplugin.report import (
-  CONVERSION,
-  Dropped,
   InputComparison,
   OutputComparison,
   ProviderVerification,
@@ -147,38 +145,6 @@ def test_a_failure_is_shown():
 
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m[bold]\n"
-
-
-def obeyed(text):
-  """The characters that a terminal might obey, beside those of rich's own lines."""
-  return [each for each in text if not each.isprintable() and each != "\n"]
-
-
-def test_names_of_a_model_are_shown_escaped():
-  """Every text of a report, whatever a model or an error put there."""
-  name = HOSTILE
-  report = Report(
-    input=name,
-    output=name,
-    before={f"ai.onnx::{name}": 1, f"{name}::x": 1},
-    after={"ortplugin::FusedConv": 1},
-    changes=[Change(name, (name,), name)],
-    near_misses=[NearMiss(name, name, name), NearMiss(CONVERSION, f"{name} ({name})", name)],
-    functions={name: 1},
-    precision="fp16",
-    dropped=[Dropped(name, (name,), name)],
-    tuning=[TunedNode(name, name, {"": 1.0, name: 2.0}, (name,))],
-    verification=[
-      ProviderVerification(
-        "CPUExecutionProvider", (InputComparison(name, (OutputComparison(name, False, 1.0, 1.0, name),)),)
-      ),
-      ProviderVerification("CUDAExecutionProvider", (), skipped=name),
-    ],
-  )
-  text = text_of(report, explain=True, width=400)
-  assert obeyed(text) == []
-  assert text.count(r"\x1b[2J") >= 12
-  assert r"\u202e" in text
 
 
 @parametrize("kind", [OrtPluginError, *OrtPluginError.__subclasses__()])

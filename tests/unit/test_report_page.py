@@ -8,11 +8,12 @@ import pytest
 from exported import DATA
 from json_schema import faults
 from onnx import TensorProto, helper, numpy_helper
-from test_report import full_report
+from test_report import HOSTILE as TERMINAL_HOSTILE, full_report, text_of
 
 from ortplugin.optimizer import optimize
 from ortplugin.passes.base import Change, NearMiss
 from ortplugin.report import (
+  CONVERSION,
   Dropped,
   InputComparison,
   NodeTime,
@@ -73,6 +74,18 @@ def profiled():
     labels_before=report.labels_before,
     labels_after=report.labels_after,
   )
+
+
+def test_names_of_a_model_are_shown_escaped():
+  """Every text of a report, whatever a model or an error put there, on a terminal."""
+  name = TERMINAL_HOSTILE
+  report = named(name)
+  report.seconds = {}  # whose names are ours
+  report.near_misses.append(NearMiss(CONVERSION, f"{name} ({name})", name))
+  text = text_of(report, explain=True, width=400)
+  assert [each for each in text if not each.isprintable() and each != "\n"] == []
+  assert text.count(r"\x1b[2J") >= 12
+  assert r"\u202e" in text
 
 
 REPORTS = {

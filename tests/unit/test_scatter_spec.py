@@ -1,4 +1,5 @@
 import itertools
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -235,24 +236,25 @@ def node_of(op, inputs=3, outputs=1, **attributes):
   )
 
 
+slice_of = partial(node_of, "UpdateSlice")
 WRONG = {
   "it has 2 inputs and 1 outputs": node_of("ScatterND", inputs=2),
-  "it has 3 inputs and 2 outputs": node_of("UpdateSlice", outputs=2, axes=[0]),
+  "it has 3 inputs and 2 outputs": slice_of(outputs=2, axes=[0]),
   "reduction is 'sum', but must be one of": node_of("ScatterND", reduction="sum"),
   "algorithm is 'fast', but must be one of": node_of("ScatterElements", algorithm="fast"),
   "unique is 2, but must be 0 or 1": node_of("ScatterND", unique=2),
   "deterministic is -1, but must be 0 or 1": node_of("ScatterND", deterministic=-1),
   "no attribute 'axis'": node_of("ScatterND", axis=0),
   "no attribute 'reducton'; did you mean reduction?": node_of("ScatterND", reducton="add"),
-  "no attribute 'reduction'": node_of("UpdateSlice", axes=[0], reduction="add"),
+  "no attribute 'reduction'": slice_of(axes=[0], reduction="add"),
   "'axis' is STRING instead of INT": node_of("ScatterElements", axis="0"),
   "'reduction' is INT instead of STRING": node_of("ScatterND", reduction=1),
-  "'axes' is INT instead of INTS": node_of("UpdateSlice", axes=0),
-  "'axes' is missing or empty": node_of("UpdateSlice"),
-  "axes are [-1]": node_of("UpdateSlice", axes=[-1]),
-  "axes are [1, 1]": node_of("UpdateSlice", axes=[1, 1]),
-  "steps are [1], but must be 2 numbers": node_of("UpdateSlice", axes=[0, 1], steps=[1]),
-  "steps are [0]": node_of("UpdateSlice", axes=[0], steps=[0]),
+  "'axes' is INT instead of INTS": slice_of(axes=0),
+  "'axes' is missing or empty": slice_of(),
+  "axes are [-1]": slice_of(axes=[-1]),
+  "axes are [1, 1]": slice_of(axes=[1, 1]),
+  "steps are [1], but must be 2 numbers": slice_of(axes=[0, 1], steps=[1]),
+  "steps are [0]": slice_of(axes=[0], steps=[0]),
 }
 
 
@@ -271,14 +273,14 @@ FLOAT, HALF, LONG, INT, TEXT = (np.dtype(name) for name in ("float32", "float16"
     (node_of("ScatterND"), (FLOAT, LONG, HALF), None, "data is float32, but updates are float16"),
     (node_of("ScatterND"), (FLOAT, INT, FLOAT), None, "indices are int32, but must be int64"),
     (node_of("ScatterElements"), (FLOAT, FLOAT, FLOAT), None, "indices are float32, but must be int64 or int32"),
-    (node_of("UpdateSlice", axes=[0]), (FLOAT, FLOAT, INT), None, "starts are int32"),
+    (slice_of(axes=[0]), (FLOAT, FLOAT, INT), None, "starts are int32"),
     (node_of("ScatterND"), (TEXT, LONG, TEXT), None, "data is object, which the operator lacks"),
     (node_of("ScatterND"), (np.dtype(ml_dtypes.int4), LONG, None), None, "data is int4, which the operator lacks"),
     (node_of("ScatterND", reduction="add"), (np.dtype(bool), LONG, None), None, "bool has no reduction 'add'"),
     (node_of("ScatterND", reduction="max"), (np.dtype(np.complex64), LONG, None), None, "complex64 has no"),
     (node_of("ScatterElements", axis=2), (FLOAT, LONG, FLOAT), 2, "axis 2 is out of range for data of rank 2"),
     (node_of("ScatterElements", axis=-3), (FLOAT, LONG, FLOAT), 2, "axis -3 is out of range"),
-    (node_of("UpdateSlice", axes=[0, 2]), (FLOAT, FLOAT, LONG), 2, r"axes are \[0, 2\], but data has rank 2"),
+    (slice_of(axes=[0, 2]), (FLOAT, FLOAT, LONG), 2, r"axes are \[0, 2\], but data has rank 2"),
     (node_of("ScatterND"), (FLOAT, LONG, FLOAT), 0, "data is a scalar"),
   ],
 )
@@ -290,7 +292,7 @@ def test_wrong_dtypes_and_ranks_are_named(node, dtypes, rank, words):
 
 
 def test_the_output_is_like_data():
-  for node in (node_of("ScatterND"), node_of("ScatterElements"), node_of("UpdateSlice", axes=[0])):
+  for node in (node_of("ScatterND"), node_of("ScatterElements"), slice_of(axes=[0])):
     unknown = TensorType(None, None)
     given = TensorType(HALF, ("batch", 3, None))
     assert infer_shapes(node, [given, unknown, unknown]) == [given]
@@ -322,7 +324,7 @@ def test_the_forms_of_the_kernel_are_variants():
 
 def test_the_decomposition_of_an_unknown_rank_has_no_rank():
   """One model of a slice serves every rank: nothing in it was made from a shape."""
-  node = node_of("UpdateSlice", axes=[0], steps=[2])
+  node = slice_of(axes=[0], steps=[2])
   model = built(decompose(node, 17), "float[] x0, x1, int64[] x2", "float[] y0")
   for data, updates in (((7,), (3,)), ((7, 2), (3, 1)), ((7, 2, 3), (3, 2, 1))):
     feeds = {"x0": np.zeros(data, np.float32), "x1": np.ones(updates, np.float32), "x2": np.array([-6])}

@@ -135,14 +135,14 @@ def test_what_lies_beyond_the_first_block_is_compared(dtype, patch):
   patch("ortplugin.check.compare._BLOCK", 16)
   values = (np.arange(99) % 7 + 1).reshape(9, 11).astype(dtype)
   assert passed(values, values.copy())
-  wrong = values.copy()
+  wrong, exact = values.copy(), np.dtype(dtype).kind in "iu"
   wrong[2, 3], wrong[8, 9] = values[2, 3] + 1, values[8, 9] + 3
   result = compare("y", values, wrong)
   assert not result.passed
   assert result.max_abs_error == 3
   assert result.message.startswith("2 of 99 differ")
-  assert ("[8, 9]" if np.dtype(dtype).kind != "i" and np.dtype(dtype).kind != "u" else "[2, 3]") in result.message
-  if np.dtype(dtype).kind in "iu":
+  assert ("[2, 3]" if exact else "[8, 9]") in result.message
+  if exact:
     return
   for value, words in ((np.nan, "1 NaN are expected, got 2"), (-np.inf, "1 -Inf are expected, got 2")):
     expected, found = values.copy(), values.copy()
@@ -443,10 +443,8 @@ def test_npz_files_keep_bfloat16(tmp_path):
 )
 def test_wrong_arrays(tmp_path, arrays, words):
   np.savez(tmp_path / "data.npz", **arrays)
-  with pytest.raises(UsageError) as caught:
+  with raises(UsageError, rf"^.*{words}.*\Z"):  # one line
     load_inputs(tmp_path / "data.npz", two_inputs())
-  assert words in str(caught.value)
-  assert "\n" not in str(caught.value)
 
 
 def test_a_small_file_with_large_arrays_is_refused(tmp_path, monkeypatch):
@@ -483,7 +481,5 @@ def test_files_that_are_no_npz(tmp_path):
   (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04")
   np.save(tmp_path / "one.npy", np.ones(3))
   for name in ("text.npz", "cut.npz", "one.npy", "none.npz"):
-    with pytest.raises(UsageError) as caught:
+    with raises(UsageError, rf"^.*{name}.*\Z"):  # one line
       load_inputs(tmp_path / name, two_inputs())
-    assert name in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "ortplugin/ops/allow_tf32.h"
+#include "ortplugin/runtime/ort/node_text.h"
 #include "ortplugin/runtime/text.h"
 
 namespace ortplugin {
@@ -425,6 +426,7 @@ AttentionLayout AttentionLayout::Parse(const char* attribute, const std::string&
 
 AttentionAttributes AttentionAttributes::Parse(const NodeInfo& info) { return ParseAttributes(info); }
 AttentionAttributes AttentionAttributes::Parse(const ShapeContext& context) { return ParseAttributes(context); }
+AttentionAttributes AttentionAttributes::Parse(const NodeText& text) { return ParseAttributes(text); }
 
 void CheckAttentionType(const AttentionAttributes& attributes, size_t input, ort::ElementType type) {
   const AttentionProblem& problem = attributes.problem;

@@ -13,6 +13,8 @@
 
 namespace ortplugin {
 
+class NodeText;
+
 extern const Operator kFusedAttention;
 
 // One run: sizes, and where each element [b, h, i, d] of a tensor lies. CPU kernel and CUDA engines are made of it.
@@ -103,6 +105,7 @@ struct AttentionAttributes {
 
   static AttentionAttributes Parse(const NodeInfo& info);
   static AttentionAttributes Parse(const ShapeContext& context);
+  static AttentionAttributes Parse(const NodeText& text);
 };
 
 struct AttentionShape {

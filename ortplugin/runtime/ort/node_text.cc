@@ -52,6 +52,10 @@ int64_t NodeText::int_attribute(const char* name, int64_t absent) const {
   return integers[0];
 }
 
+float NodeText::float_attribute(const char* name, float absent) const {
+  return attributes_.count(name) == 0 ? absent : std::stof(string_attribute(name));
+}
+
 std::vector<int64_t> NodeText::ints_attribute(const char* name) const { return Integers(string_attribute(name, "")); }
 
 }  // namespace ortplugin

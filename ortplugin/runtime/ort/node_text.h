@@ -25,6 +25,9 @@ class NodeText {
   std::string string_attribute(const char* name, const char* absent) const;
   int64_t int_attribute(const char* name, int64_t absent) const;
   std::vector<int64_t> ints_attribute(const char* name) const;
+  float float_attribute(const char* name, float absent) const;
+  size_t input_count() const { return shapes_.size(); }
+  TensorType input(size_t) const { return {}; }  // of any type
 
  private:
   std::string op_;

@@ -2,8 +2,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import helper, numpy_helper
-from pass_helpers import operators, parametrize, same_outputs
+from onnx import helper
+from pass_helpers import built, operators, parametrize, same_outputs
 
 from ortplugin import optimize
 from ortplugin.errors import ModelError
@@ -227,20 +227,12 @@ def test_many_small_functions():
 def test_large_weights_stay_where_they_are(overridable, rng):
   width = HEAVY // 4 + 8
   function = onnx.parser.parse_function(LOCAL + " scale (x, w) => (y) { z = Mul(x, w) y = Neg(z) }")
-  value = helper.make_tensor_value_info
-  inputs = [value("x", 1, (1, width)), *([value("w", 1, (width,))] if overridable else [])]
-  weights = numpy_helper.from_array(rng.standard_normal(width, np.float32), "w")
-  graph = helper.make_graph(
-    [helper.make_node("scale", ["x", "w"], ["y"], "call", domain="local")],
-    "g",
-    inputs,
-    [value("y", 1, (1, width))],
-    [weights],
-  )
-  imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
-  original = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)
+  node = helper.make_node("scale", ["x", "w"], ["y"], "call", domain="local")
+  inputs, weights = f"float[1,{width}] x" + f", float[{width}] w" * overridable, rng.standard_normal(width, np.float32)
+  original = built([node], inputs, f"float[1,{width}] y", 17, 10, domains=["local"], weights={"w": weights})
+  original.functions.append(function)
   result, calls, _ = inline_functions(original)
   assert calls == {"local::scale": 1}
-  assert list(result.graph.input) == inputs
-  assert list(result.graph.initializer) == [weights]
+  assert result.graph.input == original.graph.input
+  assert result.graph.initializer == original.graph.initializer
   same_outputs(original, result)

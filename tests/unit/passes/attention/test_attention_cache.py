@@ -40,6 +40,14 @@ def built(nodes, inputs="float[2,3,96] x", rows="7", present=PRESENT, heads=4):
   return graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
 
 
+def assert_stays(original, reason, *passes):
+  """The attention is fused, but not with the cache."""
+  fused, _ = run_pass(original, *passes, *FUSE)
+  assert attentions(fused)
+  stays(fused, ATTENTION_CACHE, reason)
+  return fused
+
+
 def drawn(original, **lengths):
   """The node that has drawn in the cache; the outputs are the original's."""
   optimized, result = run_same(original, *PASSES, **lengths)
@@ -249,10 +257,7 @@ def test_tensor_scatter(given):
 
 
 def test_a_ring_stays():
-  original = tensor_scatter(SCATTERED.format('<mode="circular">', ", places"))
-  fused, _ = run_pass(original, *FUSE)
-  assert attentions(fused)
-  stays(fused, ATTENTION_CACHE, "is none of two tensors along")
+  assert_stays(tensor_scatter(SCATTERED.format('<mode="circular">', ", places")), "is none of two tensors along")
 
 
 @parametrize(
@@ -265,10 +270,7 @@ def test_a_ring_stays():
 )  # fmt: skip
 def test_what_is_written_and_stays(reason, old, new):
   nodes = STATIC.replace(old, new)
-  fused, _ = run_pass(static(nodes.replace("MatMul(q,", "MatMul(qm,") if "qm" in new else nodes), UPDATE_SLICE,
-                      SCATTER_TRANSPOSE, DEAD_NODES, *FUSE)  # fmt: skip
-  assert attentions(fused)
-  stays(fused, ATTENTION_CACHE, reason)
+  assert_stays(static(nodes.replace("MatMul(q,", "MatMul(qm,") if "qm" in new else nodes), reason, *STATIC_PASSES)
 
 
 def _places():
@@ -302,21 +304,16 @@ MISSES = {
 
 @parametrize("reason", MISSES)
 def test_what_stays(reason):
-  fused, _ = run_pass(built(MISSES[reason]), *FUSE)
-  assert attentions(fused)
-  stays(fused, ATTENTION_CACHE, reason)
+  assert_stays(built(MISSES[reason]), reason)
 
 
 def test_a_concat_of_heads_is_no_cache():
   """Joined along another axis than the rows."""
   joined = JOIN.replace("axis=-2", "axis=1").replace("axis=2", "axis=1") + "q2 = Concat<axis=1>(q, q)  "
   nodes = HEADS + SPLIT + joined + PLAIN.replace("MatMul(q,", "MatMul(q2,").replace("{2,3,32}", "{2,3,64}")
-  fused, _ = run_pass(graph(
-    nodes, "float[2,3,96] x, float[2,4,3,8] past_key, past_value",
-    "float[2,3,64] y, float[2,8,3,8] present_key, present_value",
-  ), *FUSE)  # fmt: skip
-  assert attentions(fused)
-  stays(fused, ATTENTION_CACHE, "is none of two tensors along the sequence of 'b h s d'")
+  inputs = "float[2,3,96] x, float[2,4,3,8] past_key, past_value"
+  original = graph(nodes, inputs, "float[2,3,64] y, float[2,8,3,8] present_key, present_value")
+  assert_stays(original, "is none of two tensors along the sequence of 'b h s d'")
 
 
 def test_keys_that_are_rotated_behind_the_cache():
@@ -329,7 +326,5 @@ def test_keys_that_are_rotated_behind_the_cache():
     for name, function in (("cos", np.cos), ("sin", np.sin)):
       values = np.concatenate([function(angles)] * 2, -1).astype(np.float32)
       add_weights(made, **{name + suffix: values})
-  fused, _ = run_pass(made, *FUSE)
-  assert attentions(fused)
-  stays(fused, ATTENTION_CACHE, "is no cache of its own")
+  fused = assert_stays(made, "is no cache of its own")
   stays(fused, ATTENTION_ROTARY, "there are not known to be as many keys as queries")

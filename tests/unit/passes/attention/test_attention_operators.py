@@ -9,6 +9,7 @@ pytestmark = pytest.mark.usefixtures("in_float")
 
 FOUR = "float[2,4,5,8] q, float[2,2,5,8] k, v"
 THREE = "float[2,5,32] q, float[2,5,16] k, v"
+FOUR_Y, THREE_Y = "float[2,4,5,8] y", "float[2,5,32] y"
 HEADS = "q_num_heads = 4, kv_num_heads = 2"
 LAID = {f"{each}_layout": "b s (h d)" for each in "qkvy"}
 ROOT = round(8**-0.5, 5)
@@ -19,25 +20,25 @@ def operator(node, inputs, y, opset=23, contrib=False):
 
 
 ONNX = {
-  "heads apart": ("y = Attention(q, k, v)", FOUR, "float[2,4,5,8] y", {"scale": ROOT}),
-  "heads together": (f"y = Attention<{HEADS}>(q, k, v)", THREE, "float[2,5,32] y", {**LAID, "scale": ROOT}),
+  "heads apart": ("y = Attention(q, k, v)", FOUR, FOUR_Y, {"scale": ROOT}),
+  "heads together": (f"y = Attention<{HEADS}>(q, k, v)", THREE, THREE_Y, {**LAID, "scale": ROOT}),
   "scale and softcap": (
     "y = Attention<scale=0.5, softcap=2.0>(q, k, v)",
     FOUR,
-    "float[2,4,5,8] y",
+    FOUR_Y,
     {"scale": 0.5, "softcap": 2.0},
   ),
-  "causal": ("y = Attention<is_causal=1>(q, k, v)", FOUR, "float[2,4,5,8] y", {"scale": ROOT, "causal": "upper_left"}),
+  "causal": ("y = Attention<is_causal=1>(q, k, v)", FOUR, FOUR_Y, {"scale": ROOT, "causal": "upper_left"}),
   "a mask to add": (
     f"y = Attention<{HEADS}, softcap=2.0>(q, k, v, m)",
     f"{THREE}, float[2,1,5,5] m",
-    "float[2,5,32] y",
+    THREE_Y,
     {**LAID, "scale": ROOT, "softcap": 2.0, "mask_dtype": "float", "masked_rows": "zero"},
   ),
   "bools, causal": (
     "y = Attention<is_causal=1>(q, k, v, m)",
     f"{FOUR}, bool[5,5] m",
-    "float[2,4,5,8] y",
+    FOUR_Y,
     {"scale": ROOT, "causal": "upper_left", "mask_dtype": "bool", "masked_rows": "zero"},
   ),
 }
@@ -63,7 +64,7 @@ def test_lengths_of_the_keys(causal, queries, lengths):
 
 
 def test_a_row_that_is_masked_whole_is_zero():
-  original = operator("y = Attention(q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y")
+  original = operator("y = Attention(q, k, v, m)", f"{FOUR}, bool[5,5] m", FOUR_Y)
   mask = np.ones((5, 5), bool)
   mask[2] = False
   _, node = fused(original, given={"m": mask})
@@ -76,7 +77,7 @@ def test_views_before_and_after_are_read_through():
     kh = Transpose<0,2,1,3>(k4)  v4 = Reshape(v, few)  vh = Transpose<0,2,1,3>(v4)
     a = Attention(qh, kh, vh)  t = Transpose<0,2,1,3>(a)
     joined = {2,5,32}  y = Reshape(t, joined)"""
-  _, node = fused(operator(views, THREE, "float[2,5,32] y"), into="FusedAttention")
+  _, node = fused(operator(views, THREE, THREE_Y), into="FusedAttention")
   assert attributes(node) == {**LAID, "scale": ROOT}
 
 
@@ -120,7 +121,7 @@ def test_attention_of_onnx_runtime(form):
 
 
 def test_the_bias_of_the_projections_is_added_before(rng):
-  original = operator(f"y = {MULTI_HEAD}> (q, k, v, b)", QKV, "float[2,5,32] y", 17, contrib=True)
+  original = operator(f"y = {MULTI_HEAD}> (q, k, v, b)", QKV, THREE_Y, 17, contrib=True)
   add_weights(original, b=rng.standard_normal(96).astype(np.float32))
   fused(original, into="Add Add Add FusedAttention")
 
@@ -133,7 +134,7 @@ def test_one_product_with_its_weights(rng):
   ):
     inputs = "float[2,5,16] x" + (f", {mask}" if mask else "")
     node = f"y = com.microsoft.Attention<{attributes_}>(x, w, b{', m' if mask else ''})"
-    original = operator(node, inputs, "float[2,5,32] y", 17, contrib=True)
+    original = operator(node, inputs, THREE_Y, 17, contrib=True)
     for name, shape in (("w", (16, 96)), ("b", (96,))):
       values = (rng.standard_normal(shape) * 0.3).astype(np.float32)
       add_weights(original, **{name: values})
@@ -148,19 +149,19 @@ CACHED = {
   "Attention": (
     "Attention<is_causal=1>(q, k, v, , p, o)",
     FOUR,
-    "float[2,4,5,8] y",
+    FOUR_Y,
     {"scale": ROOT, "causal": "lower_right", "masked_rows": "zero"},
   ),
   "Attention, heads together, a mask": (
     f"Attention<{HEADS}>(q, k, v, m, p, o)",
     f"{THREE}, float[2,1,5,8] m",
-    "float[2,5,32] y",
+    THREE_Y,
     {**LAID, "scale": ROOT, "mask_dtype": "float", "masked_rows": "zero"},
   ),
   "MultiHeadAttention": (
     f"{MULTI_HEAD}, unidirectional = 1> (q, k, v, , , b, p, o)",
     QKV.replace("7,", "5,") + ", float[2,4,5,8] b",
-    "float[2,5,32] y",
+    THREE_Y,
     {**LAID, "scale": ROOT, "causal": "lower_right", "mask_dtype": "float"},
   ),
 }
@@ -209,13 +210,13 @@ STAY = {
 @parametrize("name", STAY)
 def test_what_is_more_than_attention_stays(name):
   node, inputs, reason = STAY[name]
-  stays(operator(node, inputs, "float[2,5,32] y", 17, contrib=True), FUSE_ATTENTION, reason)
+  stays(operator(node, inputs, THREE_Y, 17, contrib=True), FUSE_ATTENTION, reason)
 
 
 def test_a_mask_that_may_be_shorter_than_the_keys_stays():
-  original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,4] m", "float[2,4,5,8] y")
+  original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,4] m", FOUR_Y)
   stays(original, FUSE_ATTENTION, "may be larger than the scores")
-  original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,1] m", "float[2,4,5,8] y")
+  original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,1] m", FOUR_Y)
   stays(original, FUSE_ATTENTION, "may be shorter than the keys")
 
 

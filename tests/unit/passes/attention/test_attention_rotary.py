@@ -113,6 +113,7 @@ def node_of(optimized):
 
 
 FOUR, ROWS = (1, 1, 5, 4), (1, 5, 1, 4)
+EQUAL = tables(*FOUR, doubled="half")
 DOUBLED = (
   "c = Concat<axis=-1>(f, f)  cw = Cos(c)  sw = Sin(c)  at = {1}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"
 )
@@ -120,7 +121,7 @@ REPEATED = """pairs = {1,5,4,2}  three = {3}  g = Unsqueeze(f, three)  e = Expan
   c = Reshape(e, flat)  cw = Cos(c)  sw = Sin(c)  at = {2}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"""
 CONTRIB = "{y} = com.microsoft.RotaryEmbedding"
 FORMS = {
-  "Llama: halves, of tables whose halves are equal": Form(FULL, tables(*FOUR, doubled="half")),
+  "Llama: halves, of tables whose halves are equal": Form(FULL, EQUAL),
   "operands the other way round": Form(SWAPPED, tables(5, 4, doubled="half")),
   "halves by Split, a table for each text": Form(BY_SPLIT, tables(2, 1, 5, 4, doubled="half"), shape=(2, 5, 4)),
   "before the Transpose": Form(FULL, tables(*ROWS, doubled="half"), at="b s h d"),
@@ -177,14 +178,14 @@ def test_float_tables_between_casts():
     + FULL.replace("{x}", "{y}_w").replace("{y} = Add", "{y}_z = Add")
     + ("  {y} = Cast<to=10>({y}_z)")
   )
-  optimized, _ = run_same(built(Form(nodes, tables(*FOUR, doubled="half")), "float16"), *PASSES, precision="bfloat16")
+  optimized, _ = run_same(built(Form(nodes, EQUAL), "float16"), *PASSES, precision="bfloat16")
   node, attributes = node_of(optimized)
   assert (attributes["rotary_dtype"], list(node.input[:3])) == (b"float", ["q", "k", "v"])
 
 
 def test_scales_and_products_go_along():
   """A scale before the rotation, and Q and K as products of one tensor, which become one."""
-  form = Form(FULL, tables(*FOUR, doubled="half"), before="""q0 = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)
+  form = Form(FULL, EQUAL, before="""q0 = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)
     c = float {0.5}  q = Mul(q0, c)""")  # fmt: skip
   made = built(form)
   del made.graph.input[:]
@@ -202,7 +203,7 @@ def test_a_norm_leaves_the_rotation_of_its_result():
   """Gemma 3: the norms of Q and K are behind the Transposes, so that nothing is between them and x cos."""
   norm = """{y}_q = Mul({x}, {x})  {y}_mean = ReduceMean({y}_q, last)  {y}_e = Add({y}_mean, epsilon)
     {y}_root = Sqrt({y}_e)  {y}_d = Div({x}, {y}_root)  {y}_x = Mul({y}_d, gamma)  """
-  form = Form(norm + FULL.replace("{x}", "{y}_x"), tables(*FOUR, doubled="half"), before="epsilon = float {0.001}")
+  form = Form(norm + FULL.replace("{x}", "{y}_x"), EQUAL, before="epsilon = float {0.001}")
   made = built(form)
   add_weights(made, gamma=np.linspace(0.5, 1.5, 8, dtype=np.float32))
   optimized, _ = run_same(made, FUSE_RMS_NORM, NORM_EPILOGUE, *PASSES)
@@ -211,8 +212,8 @@ def test_a_norm_leaves_the_rotation_of_its_result():
 
 
 def test_equal_tables_are_one_constant():
-  twice = built(Form(FULL, tables(*FOUR, doubled="half")))
-  again = onnx.compose.add_prefix(built(Form(FULL, tables(*FOUR, doubled="half"))), "second/")
+  twice = built(Form(FULL, EQUAL))
+  again = onnx.compose.add_prefix(built(Form(FULL, EQUAL)), "second/")
   optimized, _ = run_pass(onnx.compose.merge_models(twice, again, [("y", "second/q")]), *PASSES)
   one, two = (node for node in optimized.graph.node if node.op_type == "FusedAttention")
   assert list(one.input[3:]) == list(two.input[3:])
@@ -222,7 +223,7 @@ DIFFERENT = tables(1, 1, 5, 8)
 MISSES = {
   "only one of Q and K is rotated: 'kh', made by": Form(
     FULL,
-    tables(*FOUR, doubled="half"),
+    EQUAL,
     inputs="float[2,4,2,8] past",
     keys="recent = Slice(kr, zero, three, two)  kh = Concat<axis=2>(past, recent)",
     before="three = {3}",
@@ -234,13 +235,13 @@ MISSES = {
   "'qh_one', which is rotated, is not known to have the shape": Form(
     "{y}_one = Slice({x}, zero, one, zero)  " + FULL.replace("{x}", "{y}_one"), tables(2, 1, 5, 4, doubled="half")
   ),
-  "'kr' is a graph output": Form(FULL, tables(*FOUR, doubled="half")),
+  "'kr' is a graph output": Form(FULL, EQUAL),
   "the first position, 'start', is no constant": Form(
     CONTRIB + "({x}, start, cos, sin)", tables(9, 4), inputs="int64[1] start"
   ),
   "or it scales": Form(CONTRIB + "<scale=2.0>({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
   "is not as": Form(CONTRIB + "({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}, at="b s h d"),
-  "different tables, 'cos' and 'k5_cos'": Form(FULL, {**tables(*FOUR, doubled="half"), "k5_cos": DIFFERENT["cos"]}),
+  "different tables, 'cos' and 'k5_cos'": Form(FULL, {**EQUAL, "k5_cos": DIFFERENT["cos"]}),
 }
 
 

@@ -16,10 +16,15 @@ LOWEST = "lowest = float {-3.4028235e38}"
 TRIANGLE = np.tril(np.ones((5, 5), bool))
 
 
-def with_constant(values, how="masked = Add(s, m)"):
-  original = graph(f"{SCORES} {LOW} {how} {END}", QKV, Y)
-  add_weights(original, m=values)
+def masking(how, inputs="", **constants):
+  """An attention of which `how` makes `masked` from its scores s."""
+  original = graph(f"{SCORES} {how} {END}", f"{QKV}, {inputs}" if inputs else QKV, Y)
+  add_weights(original, **constants)
   return original
+
+
+def with_constant(values, how="masked = Add(s, m)"):
+  return masking(f"{LOW} {how}", m=values)
 
 
 CAUSAL = {
@@ -68,7 +73,7 @@ def test_masks_in_the_graph_stay_as_they_are():
     ("float[5] m", "masked = Add(s, m)", "float"),
     ("bool[2,1,5,5] m", "low = float {-inf}  masked = Where(m, s, low)", "bool"),
   ):
-    optimized, node = fused(graph(f"{SCORES} {how} {END}", f"{QKV}, {inputs}", Y))
+    optimized, node = fused(masking(how, inputs))
     assert attributes(node) == {"mask_dtype": dtype}
     assert node.input[3] == "m"
     assert "Where" not in operators(optimized)
@@ -76,9 +81,7 @@ def test_masks_in_the_graph_stay_as_they_are():
 
 def test_a_triangle_and_a_padding_in_one_are_both():
   how = "both = And(t, m)  low = float {-inf}  masked = Where(both, s, low)"
-  original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
-  add_weights(original, t=TRIANGLE)
-  optimized, node = fused(original)
+  optimized, node = fused(masking(how, "bool[2,1,1,5] m", t=TRIANGLE))
   assert attributes(node) == {"causal": "upper_left", "mask_dtype": "bool"}
   assert list(node.input[3:]) == ["m"]
   assert operators(optimized) == ["FusedAttention"]
@@ -87,8 +90,7 @@ def test_a_triangle_and_a_padding_in_one_are_both():
 def test_an_and_with_nothing_but_true_is_no_mask():
   """Transformers expands its mask to rows with such an And: the operand stays small."""
   how = f"{LOW} both = And(t, m)  bias = Where(both, zero, low)  masked = Add(s, bias)"
-  original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
-  add_weights(original, t=np.ones((1, 1, 5, 1), bool))
+  original = masking(how, "bool[2,1,1,5] m", t=np.ones((1, 1, 5, 1), bool))
   optimized, node = fused(original, into="Where FusedAttention")
   assert nodes_of(optimized, "Where")[0].input[0] == "m"
   assert attributes(node) == {"mask_dtype": "float"}
@@ -97,9 +99,7 @@ def test_an_and_with_nothing_but_true_is_no_mask():
 def test_a_where_of_nothing_but_true_is_its_bias():
   """T5 without padding: the bias stays one for all texts."""
   how = f"{LOW} bias = Where(t, b, low)  masked = Add(s, bias)"
-  original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[1,4,5,5] b", Y)
-  add_weights(original, t=np.ones((2, 1, 5, 5), bool))
-  _, node = fused(original, into="FusedAttention")
+  _, node = fused(masking(how, "float[1,4,5,5] b", t=np.ones((2, 1, 5, 5), bool)), into="FusedAttention")
   assert node.input[3] == "b"
 
 
@@ -120,7 +120,7 @@ def test_constants_that_all_texts_share_are_kept_once(rng):
   "  filled = Where(m, s, fill)  bias = Where(m, zero, lowest)  masked = Add(filled, bias)",
 ])  # fmt: skip
 def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how):
-  original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,5,5] m", Y)
+  original = masking(how, "bool[2,1,5,5] m")
   mask = feeds(original)["m"]
   mask[0, 0, 1:4] = False
   fused(original, given={"m": mask})
@@ -156,11 +156,9 @@ def test_the_higher_of_two_numbers_that_mask_a_row(mask, form, dtype, low, numbe
 @parametrize("number", [-1e4, -3e38, -np.inf])
 @parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)", "hidden = Add(t3, s)"])
 def test_a_number_takes_the_place_of_masked_scores(before, number):
-  original = graph(
-    f"{SCORES} {LOW} {before}  masked = Where(m, hidden, fill) {END}", f"{QKV}, bool[5,5] m, t2, float[5,5] t3", Y
-  )
   triangle = np.where(TRIANGLE, 0, -np.inf).astype(np.float32)
-  add_weights(original, t=triangle, fill=np.float32(number))
+  how = f"{LOW} {before}  masked = Where(m, hidden, fill)"
+  original = masking(how, "bool[5,5] m, t2, float[5,5] t3", t=triangle, fill=np.float32(number))
   fused(original)
   mask = feeds(original)["m"]
   mask[0] = False
@@ -177,8 +175,8 @@ def test_what_is_added_to_a_number_may_decide_a_row(behind, low):
   """LOWEST would be lower than -1e30."""
   number = f"low = float {{{low}}}  zero = float {{0}}  lower = float {{-1e30}}"
   after = "b2 = Identity(b)" if behind == "b" else f"b2 = {behind}"
-  nodes = f"{SCORES} {number} filled = Where(m, s, low)  {after}  masked = Add(filled, b2) {END}"
-  original = graph(nodes, f"{QKV}, bool[5,5] m, m2, float[5] b, float[5,5] t3", Y)
+  how = f"{number} filled = Where(m, s, low)  {after}  masked = Add(filled, b2)"
+  original = masking(how, "bool[5,5] m, m2, float[5] b, float[5,5] t3")
   stays(original, FUSE_ATTENTION, "is added to", "may decide a row that is masked whole")
 
 
@@ -187,9 +185,7 @@ def test_integers_times_a_number_that_is_not_the_lowest_may_decide_a_row(factor)
   """Of 2 the product is positive: beside LOWEST, which is lower, 1e30 is lost."""
   how = "low = float {-1e4}  filled = Where(m, s, low)  f = Cast<to=1>(n)"
   how += f"  one = float {{1}}  no = Sub(one, f)  factor = float {{{factor}}}"
-  original = graph(
-    f"{SCORES} {how}  b = Mul(no, factor)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m, int64[5] n", Y
-  )
+  original = masking(f"{how}  b = Mul(no, factor)  masked = Add(filled, b)", "bool[5,5] m, int64[5] n")
   stays(original, FUSE_ATTENTION, "may decide a row that is masked whole")
 
 
@@ -204,9 +200,7 @@ PADDINGS = {
 def test_a_number_that_hides_scores_is_filled_in_as_it_is():
   """In a row that it and a padding by the same number mask whole, all keys that one of them masks weigh alike."""
   how = "low = float {-1e30}  zero = float {0}  filled = Where(m, s, low)"
-  original = graph(
-    f"{SCORES} {how}  b = Where(m2, zero, low)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m, bool[5] m2", Y
-  )
+  original = masking(f"{how}  b = Where(m2, zero, low)  masked = Add(filled, b)", "bool[5,5] m, bool[5] m2")
   fused(original)
   fused(original, given={"m": TRIANGLE, "m2": np.arange(5) >= 2})
 
@@ -216,12 +210,11 @@ def test_a_number_that_hides_scores_is_filled_in_as_it_is():
 @parametrize("padding", PADDINGS)
 def test_a_padding_of_the_lowest_number_decides_as_before(padding, triangle, number):
   """GPT-2 in a text that is padded on the left: rows that the triangle and the padding mask whole together."""
-  original = graph(
-    f"{SCORES} {LOWEST} filled = Where(m, s, fill)  {PADDINGS[padding]}  masked = Add(filled, b) {END}",
-    f"{QKV}, {'' if triangle else 'bool[5,5] m,'} bool[5,5] m2, bool[5] m1, int64[5] n",
-    Y,
+  original = masking(
+    f"{LOWEST} filled = Where(m, s, fill)  {PADDINGS[padding]}  masked = Add(filled, b)",
+    f"{'' if triangle else 'bool[5,5] m,'} bool[5,5] m2, bool[5] m1, int64[5] n",
+    fill=np.float32(number),
   )
-  add_weights(original, fill=np.float32(number))
   if triangle:
     add_weights(original, m=TRIANGLE)
   padded = np.arange(5) >= 2
@@ -248,8 +241,8 @@ def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays():
 
 @parametrize("number, fuses", [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
 def test_a_bias_behind_a_number_that_it_changes(number, fuses):
-  original = graph(f"{SCORES} filled = Where(m, s, fill)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m", Y)
-  add_weights(original, fill=np.float32(number), b=np.linspace(-90, 90, 5, dtype=np.float32))
+  weights = {"fill": np.float32(number), "b": np.linspace(-90, 90, 5, dtype=np.float32)}
+  original = masking("filled = Where(m, s, fill)  masked = Add(filled, b)", "bool[5,5] m", **weights)
   optimized, _ = run_pass(original, FUSE_ATTENTION)
   assert bool(attentions(optimized)) == fuses
   assert_equal(original, optimized, feeds(original) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]})
@@ -281,8 +274,8 @@ def test_in_float16_the_number_hides_the_score(how):
 def test_several_masks_are_added_up():
   how = """low = float {-inf}  biased = Add(s, b)  kept = Where(m, biased, low)
     masked = Add(kept, t)"""
-  original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[4,5,5] b, bool[2,1,1,5] m", Y)
-  add_weights(original, t=np.where(TRIANGLE, 0, -np.inf).astype(np.float32))
+  triangle = np.where(TRIANGLE, 0, -np.inf).astype(np.float32)
+  original = masking(how, "float[4,5,5] b, bool[2,1,1,5] m", t=triangle)
   given = {"m": np.ones((2, 1, 1, 5), bool)}
   given["m"][1, ..., 3:] = False
   optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)

@@ -1,8 +1,7 @@
-import onnx
 import pytest
 from attention_helpers import X, attributes, fused, graph, in_float, with_weights  # noqa: F401
 from onnx_models import initializers
-from pass_helpers import operators, parametrize, reasons, run_pass
+from pass_helpers import operators, parametrize, reasons, run_pass, value_infos
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
@@ -22,7 +21,7 @@ MERGED = {
 }
 
 
-WEIGHTS = {"wq": (16, 32), "wk": (16, 32), "wv": (16, 32)}
+WEIGHTS = dict.fromkeys(("wq", "wk", "wv"), (16, 32))
 BIASES = {"bq": (32,), "bv": (1, 1, 32)}
 
 
@@ -111,8 +110,7 @@ def test_the_others_are_merged_all_the_same(miss):
 
 def test_weights_that_a_caller_may_override_stay():
   original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
-  for name, shape in WEIGHTS.items():
-    original.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+  original.graph.input.extend(value_infos("float[16,32] wq, wk, wv"))
   optimized, result = run_pass(original, FUSE_ATTENTION, MERGE_PRODUCTS, DEAD_NODES)
   assert operators(optimized).count("MatMul") == 3
   assert any("a caller may override 'wq'" in reason for reason in reasons(result))

@@ -108,7 +108,7 @@ def test_squeeze_and_excite():
   """The gate depends on what it scales: it ends both chains."""
   nodes = """a = Relu(c)  p = GlobalAveragePool(a)  d = Conv(p, u)  e = Relu(d)  f = Conv(e, u)  s = Sigmoid(f)
     y = Mul(s, a)"""
-  original = model(graph(nodes, "float[4,4,1,1] u = {" + ", ".join("0.25" for _ in range(16)) + "}"))
+  original = model(graph(nodes, constant("u", 4, 4, 1, 1)))
   optimized, result = fuse(original, into="FusedConv GlobalAveragePool FusedConv FusedConv Mul")
   assert statements(optimized) == [["y = Relu(c)"], ["y = Relu(c)"], ["y = Sigmoid(c)"]]
   assert any("'s', which it also reads, depends on the convolution" in each for each in reasons(result))
@@ -130,8 +130,8 @@ def test_a_graph_output_is_the_last():
   [
       (graph("y = Add(c, r)", "", ", float[M,N,4,5,6] r", out="[M,N,4,5,6]"), "'r' of shape [M, N, 4, 5, 6] does"),
       (graph("y = Add(c, r)", "", ", float[K,4,5,6] r", out="[A,4,5,6]"), "of shape [K, 4, 5, 6] does not surely"),
-      (graph("e = MaxPool<kernel_shape=[5,6]>(c)  d = Conv(e, u)  y = Mul(d, x)", "float[4,4,1,1] u = {"
-             + ", ".join("1" for _ in range(16)) + "}"), "'x' of shape [N, 4, 5, 6] does not surely broadcast to"),
+      (graph("e = MaxPool<kernel_shape=[5,6]>(c)  d = Conv(e, u)  y = Mul(d, x)", constant("u", 4, 4, 1, 1)),
+       "'x' of shape [N, 4, 5, 6] does not surely broadcast to"),
       (graph("v = Reshape(r, t)  y = Add(c, v)", "", ", float[K] r, int64[R] t", out="[A,B,C,D]"),
        "the rank of 'v' is unknown"),
       (graph("a = Softmax(c)  y = Add(c, a)"), "'a', which it also reads, depends on the convolution"),

@@ -6,37 +6,21 @@ from pass_helpers import lines, parametrize, programs, run_pass, run_same, same_
 
 from ortplugin.optimizer.pipeline import FUSE_CONV
 
-DTYPES = {
-  "float16": TensorProto.FLOAT16,
-  "bfloat16": TensorProto.BFLOAT16,
-  "float": TensorProto.FLOAT,
-  "double": TensorProto.DOUBLE,
-}
-
 
 def conv(
-  spatial=2,
-  dtype="float",
-  opset=17,
-  bias=True,
-  weights=(),
-  bias_shape=(6,),
-  constant=("w", "b"),
-  x_shape=None,
-  **attributes,
+  spatial=2, dtype="float", opset=17, bias=True, weights=(), bias_shape=(6,), constant="wb", x_shape=None, **attributes
 ):
   """A model of one Conv: x [N, 4, 7, ..], w [6, 4 / group, 3, ..], b [6]; which of them are constant."""
   generator = np.random.default_rng(7)
   weights = weights or (6, 4 // int(str(attributes.get("group", 1))), *[3] * spatial)
-  kind = DTYPES[dtype]
   values = {"w": generator.standard_normal(weights) * 0.3, "b": generator.standard_normal(bias_shape)}
   names = ["x", "w", *["b"] * bias]
   shape = ("N", 4, *[7] * spatial) if x_shape is None else x_shape
-  inputs = {"x": (kind, shape)} | {name: (kind, values[name].shape) for name in names[1:] if name not in constant}
-  numpy = helper.tensor_dtype_to_np_dtype(kind)
+  inputs = {"x": (dtype, shape)} | {name: (dtype, values[name].shape) for name in names[1:] if name not in constant}
+  numpy = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype.upper()))
   weights = {name: values[name].astype(numpy) for name in names[1:] if name in constant}
   node = helper.make_node("Conv", names, ["y"], "conv", **attributes)
-  return built([node], inputs, {"y": (kind, ["N", *"ABCD"[: spatial + 1]])}, opset, weights=weights)
+  return built([node], inputs, {"y": (dtype, ["N", *"ABCD"[: spatial + 1]])}, opset, weights=weights)
 
 
 @parametrize("spatial", [1, 2, 3])
@@ -59,7 +43,7 @@ def test_an_empty_list_is_none(name):
   assert optimized == run_pass(conv(), FUSE_CONV)[0]
 
 
-@parametrize("dtype", DTYPES)
+@parametrize("dtype", ["float16", "bfloat16", "float", "double"])
 def test_dtypes(dtype):
   original = conv(dtype=dtype, opset=22)
   optimized, _ = run_pass(original, FUSE_CONV, into="FusedConv")
@@ -90,13 +74,10 @@ def test_attributes_are_kept(attributes, bias):
 
 
 @parametrize("opset", [11, 13])
-@parametrize("constant", [("w",), ("b",), ()])
+@parametrize("constant", ["w", "b", ""])
 def test_weights_and_biases_that_are_computed(opset, constant):
-  run_same(
-    conv(opset=opset, constant=constant),
-    FUSE_CONV,
-    into=["FusedConv"] if "b" in constant else ["Unsqueeze", "FusedConv"],
-  )
+  into = "FusedConv" if "b" in constant else "Unsqueeze FusedConv"
+  run_same(conv(opset=opset, constant=constant), FUSE_CONV, into=into)
 
 
 def test_an_overridable_bias_is_reshaped_at_run_time():
@@ -149,5 +130,4 @@ def test_another_domain_s_conv_stays():
   original = conv()
   original.graph.node[0].domain = "com.acme"
   original.opset_import.append(helper.make_opsetid("com.acme", 1))
-  optimized, _ = run_pass(original, FUSE_CONV, changes=0)
-  assert optimized.SerializeToString() == original.SerializeToString()
+  stays(original, FUSE_CONV)

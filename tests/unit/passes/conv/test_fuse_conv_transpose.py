@@ -1,6 +1,6 @@
 import numpy as np
 from onnx import helper
-from onnx_models import add_weights, all_attributes, built, value_infos
+from onnx_models import add_weights, all_attributes, built, nodes_of, value_infos
 from pass_helpers import lines, model, operators, parametrize, programs, run_same, same_outputs, stays
 
 from ortplugin.optimizer import PIPELINE, run_passes, select_passes
@@ -87,8 +87,7 @@ def test_a_decoder_has_its_channels_last(rng):
   add_weights(first, w2=rng.standard_normal((6, 8, 2, 2)).astype(np.float16))
   optimized, _, _ = run_passes(first, PIPELINE)
   assert operators(optimized) == ["FusedTranspose", "FusedConvTranspose", "FusedConvTranspose", "FusedTranspose"]
-  layouts = [helper.get_attribute_value(a) for n in optimized.graph.node for a in n.attribute if a.name == "layout"]
-  assert layouts == [b"NHWC", b"NHWC"]
+  assert [all_attributes(node)["layout"] for node in nodes_of(optimized, "FusedConvTranspose")] == [b"NHWC"] * 2
   same_outputs(first, optimized)
 
 

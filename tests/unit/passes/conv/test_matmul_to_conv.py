@@ -4,7 +4,7 @@ from pass_helpers import all_attributes, lines, model, parametrize, programs, ru
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_LAYER_NORM, MATMUL_TO_CONV
 
-LAST, FIRST = "Transpose<perm=[0,2,3,1]>", "Transpose<perm=[0,3,1,2]>"
+LAST, FIRST = "Transpose<0,2,3,1>", "Transpose<0,3,1,2>"
 
 
 def graph(nodes, constants="", inputs="", out="[N,5,6,8]", perm=LAST):
@@ -77,7 +77,7 @@ def test_what_attention_reads_stays():
         y_layout = "b s (h d)"> (q, q, q)"""
   weights = ", ".join([constant("w", 4, 4, 3), constant("m", 4, 12), constant("b", 12)])
   original = model(f"""(float[2,4,7] x) => (float[2,7,4] y, float[2,7,12] z) <{weights}> {{
-    c = Conv<pads=[1,1]>(x, w)  t = Transpose<perm=[0,2,1]>(c)  p = MatMul(t, m)  q = Add(p, b)  {attention}
+    c = Conv<pads=[1,1]>(x, w)  t = Transpose<0,2,1>(c)  p = MatMul(t, m)  q = Add(p, b)  {attention}
     z = MatMul(t, m) }}""")
   original.opset_import.append(helper.make_opsetid("ortplugin", 1))
   run_pass(

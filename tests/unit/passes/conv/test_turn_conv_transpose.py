@@ -34,11 +34,14 @@ def attributes_of(model):
 
 
 @pytest.fixture
-def small(monkeypatch):
-  monkeypatch.setattr(turn_conv_transpose, "MUCH_WORK", 1)
+def little(patch):
+  patch(turn_conv_transpose, "MUCH_WORK", 1)
 
 
-@pytest.mark.usefixtures("small")
+small = pytest.mark.usefixtures("little")
+
+
+@small
 @parametrize(
   "attributes, pads",
   [
@@ -62,7 +65,7 @@ def test_it_computes_the_same(attributes, pads):
   assert programs(optimized)[0].count("Relu") == 1
 
 
-@pytest.mark.usefixtures("small")
+@small
 def test_lines_and_volumes():
   for x, w in (((2, 16, 9), (16, 8, 4)), ((1, 16, 3, 4, 2), (16, 8, 2, 3, 2))):
     original = up(x, w)
@@ -160,7 +163,7 @@ MISSES = {
 }
 
 
-@pytest.mark.usefixtures("small")
+@small
 @parametrize("name", MISSES)
 def test_near_misses(name):
   original, reason = MISSES[name]
@@ -171,7 +174,7 @@ def test_few_products_stay():
   stays(before(up()), TURN_CONV_TRANSPOSE, "it has 129024 multiply-adds")
 
 
-@pytest.mark.usefixtures("small")
+@small
 def test_strides_and_tuned_ones_stay():
   stays(before(up(strides=[2, 1])), TURN_CONV_TRANSPOSE)
   tuned = before(up())
@@ -184,7 +187,7 @@ def node_of(found):
   return fused
 
 
-@pytest.mark.usefixtures("small")
+@small
 @parametrize(
   "attribute, value, reason",
   [
@@ -206,7 +209,7 @@ def test_invalid_nodes_stay(attribute, value, reason):
   assert any(reason in each.reason for each in result.near_misses), result.near_misses
 
 
-@pytest.mark.usefixtures("small")
+@small
 def test_weights_that_a_caller_may_override_stay():
   found = before(up())
   weights = next(each for each in found.graph.initializer if each.name == node_of(found).input[1])
@@ -214,7 +217,7 @@ def test_weights_that_a_caller_may_override_stay():
   stays(found, TURN_CONV_TRANSPOSE, "is no constant")
 
 
-@pytest.mark.usefixtures("small")
+@small
 def test_shared_weights():
   original = up()
   kind = original.graph.input[0].type.tensor_type.elem_type
@@ -223,6 +226,6 @@ def test_shared_weights():
   run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
 
 
-@pytest.mark.usefixtures("small")
+@small
 def test_channels_first_stay():
   stays(before(up(), last=False), TURN_CONV_TRANSPOSE, "only with channels last")

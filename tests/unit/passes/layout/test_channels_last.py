@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 from layout_helpers import SAME, VALUES, W, between, change, constant, graph, inner
 from onnx import helper
-from onnx_models import initializers
+from onnx_models import all_attributes, initializers, nodes_of
 from pass_helpers import model, operators, parametrize, reasons, run_pass, run_same, same_outputs, stays
 
 from ortplugin.optimizer.pipeline import (
@@ -16,11 +16,11 @@ from ortplugin.optimizer.pipeline import (
 
 
 def attribute(node, name):
-  return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), None)
+  return all_attributes(node).get(name)
 
 
 def node_of(model, op):
-  return next(node for node in model.graph.node if node.op_type == op)
+  return nodes_of(model, op)[0]
 
 
 def test_one_convolution():
@@ -84,8 +84,8 @@ def test_views_of_one_pixel_and_of_one_channel(spatial, channels):
 
 
 def test_float16_and_float_by_default():
-  half, _ = run_pass(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x"), FUSE_CONV)
-  run_same(half_original(), CHANNELS_LAST, start=half, into="Transpose FusedConv Relu Transpose")
+  half = graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x")
+  run_same(half, CHANNELS_LAST, start=run_pass(half, FUSE_CONV)[0], into="Transpose FusedConv Relu Transpose")
   single, _ = run_pass(graph("y = Relu(c)"), FUSE_CONV)
   for allowed in ({}, {"allow_tf32": 1}, {"allow_tf32": 0}):
     said = onnx.ModelProto.FromString(single.SerializeToString())
@@ -135,11 +135,7 @@ def test_float_that_a_cpu_is_fast_at(nodes):
   constants = f"{W}, {constant('d', 4, 1, 3, 3)}, int64[2] order = {{1, 0}}, int64[4] colours = {{2,1,0,3}}"
   original = f"(float[2,4,7,7] x) => (float[A,4,B,C] y) <{constants}> {{ {nodes} }}"
   optimized, _ = run_same(original, FUSE_CONV, CHANNELS_LAST)
-  assert {attribute(each, "layout") for each in optimized.graph.node if each.op_type == "FusedConv"} == {b"NHWC"}
-
-
-def half_original():
-  return model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x"))
+  assert {attribute(each, "layout") for each in nodes_of(optimized, "FusedConv")} == {b"NHWC"}
 
 
 @parametrize(
@@ -187,8 +183,9 @@ def test_what_works_in_either_order(nodes, expected):
         int64[3] merged = {0, 4, -1}, int64[3] flat = {-1, 4, 30}, int64[4] parted = {0, 4, 5, 6},
         float[1,4,1,6] pixel = {""" + ", ".join(map(str, range(24))) + "}"  # fmt: skip
   constants += ", float[1,4,5,6] full = {" + ", ".join(map(str, range(120))) + "}"
-  used = [each.strip() for each in split(constants) if f"{each.split('=')[0].split()[-1]}" in tokens(nodes)]
-  original = between(nodes, ", ".join(used)) if "pixel" not in nodes else between_one(nodes, ", ".join(used))
+  original = between(nodes, constants)
+  if "pixel" in nodes:
+    original.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
   optimized, _ = change(original)
   assert inner(optimized) == ["FusedConv", *expected.split(), "FusedConv"]
 
@@ -210,28 +207,6 @@ def test_opsets(opset, nodes, constants, expected):
   original.opset_import[0].version = opset
   optimized, _ = change(original)
   assert inner(optimized) == ["FusedConv", *expected.split(), "FusedConv"]
-
-
-def between_one(nodes, constants):
-  original = between(nodes, constants)
-  original.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-  return original
-
-
-def split(constants):
-  """The constants of a list, which holds commas in braces and brackets."""
-  found, depth = [""], 0
-  for letter in constants:
-    depth += (letter in "{[") - (letter in "}]")
-    if letter == "," and not depth:
-      found.append("")
-    else:
-      found[-1] += letter
-  return found
-
-
-def tokens(text):
-  return "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split()
 
 
 @parametrize(
@@ -346,7 +321,7 @@ def test_regions_change_one_by_one():
   text = graph(f"d = {SAME}(r, w)  z = Relu(d)  y = Relu(c)", "", ", float[N,4,5,6] r", "float[N,4,5,6] y, z")
   before, _ = run_pass(text, FUSE_CONV)
   optimized, _ = run_pass(before, CHANNELS_LAST_ALWAYS, limit=1, changes=1)
-  layouts = [attribute(node, "layout") for node in optimized.graph.node if node.op_type == "FusedConv"]
+  layouts = [attribute(node, "layout") for node in nodes_of(optimized, "FusedConv")]
   assert sorted(str(each) for each in layouts) == ["None", "b'NHWC'"]
 
 
@@ -377,16 +352,14 @@ def test_where_a_region_ends(nodes):
   """An operator that knows channels first only, or whose axes are not known, has Transposes around it."""
   constants = """float[4] four = {1, 2, 3, 4}, int64[4] other = {0, 2, 10, 6}, int64[4] back = {0, 4, 5, 6},
         int64[1] three = {3}"""
-  used = ", ".join(each.strip() for each in split(constants) if each.split("=")[0].split()[-1] in tokens(nodes))
-  inputs = "".join(
-    f", int64[{n}] {name}" for name, n in (("p", 8), ("o", 1), ("q", 1), ("i", 1)) if name in tokens(nodes)
-  )
-  before, _ = run_pass(between(nodes, used, inputs), FUSE_CONV)
+  inputs = ", int64[8] p, int64[1] o, q, i" if nodes.endswith((" p)", " i)")) else ""
+  original = between(nodes, constants, inputs)
+  before, _ = run_pass(original, FUSE_CONV)
   optimized, result = run_pass(before, CHANNELS_LAST_ALWAYS)
   assert operators(optimized).count("Transpose") == 4
   assert any("it has no form with channels last" in each for each in reasons(result))
   if not inputs:
-    same_outputs(between(nodes, used, inputs), optimized)
+    same_outputs(original, optimized)
 
 
 def test_a_kernel_of_unknown_size():

@@ -1,6 +1,6 @@
 import numpy as np
-from onnx import helper, numpy_helper
-from pass_helpers import model, parametrize, run_same, stays
+from onnx import helper
+from pass_helpers import built, model, parametrize, run_same, stays
 
 from ortplugin.optimizer.pipeline import EARLY_TRANSPOSE
 
@@ -14,6 +14,13 @@ def graph(inputs, nodes, y="float[A,B,C,D] y", more=""):
 
 LAST, FIRST = "<perm=[0,2,3,1]>", "<perm=[0,3,1,2]>"
 HEADS = "<perm=[0,2,1,3]>"
+
+
+def between(node):
+  """It reads t and makes a."""
+  return f"t = Transpose{HEADS}(x)  a = {node}  y = Transpose{HEADS}(a)"
+
+
 SPLIT = ", int64[5] split = {2, 2, 5, 3, 4}"
 RADIX = f"t = Transpose{FIRST}(x)  b = Reshape(t, split)"  # x [2, 3, 4, 10]
 PADS = ", int64[8] pads = {0, 0, 1, 0, 0, 0, 0, 0}"
@@ -61,7 +68,7 @@ CASES = {
       graph("float[2,4,3,5] x", f"t = Transpose{HEADS}(x)  e = Exp(t)  y = ReduceSum<keepdims=0>(e, one)",
             "float[A,B,C] y"), "Exp ReduceSum Reshape"),
   "one of two": (
-      graph("float[2,4,3,5] x, float[2,3,4,5] z", f"t = Transpose{HEADS}(x)  a = Sub(t, z)  y = Transpose{HEADS}(a)"),
+      graph("float[2,4,3,5] x, float[2,3,4,5] z", between("Sub(t, z)")),
       "Transpose Sub Identity"),
 }  # fmt: skip
 
@@ -76,26 +83,18 @@ STAY = {
   "two of which one is new": graph("float[2,3,4,5] x, z", f"a = Add(x, z)  y = Transpose{HEADS}(a)"),
   "what others read": graph(
     "float[2,4,3,5] x",
-    f"t = Transpose{HEADS}(x)  a = Exp(t)  y = Transpose{HEADS}(a)  z = Neg(a)",
+    between("Exp(t)") + "  z = Neg(a)",
     "float[A,B,C,D] y, float[E,F,G,H] z",
   ),
   "a Transpose that stays for others, where another is new": graph(
     "float[2,4,3,5] x, float[2,3,4,5] z",
-    f"t = Transpose{HEADS}(x)  a = Add(t, z)  y = Transpose{HEADS}(a)  w = Softmax(t)",
+    between("Add(t, z)") + "  w = Softmax(t)",
     "float[A,B,C,D] y, float[E,F,G,H] w",
   ),
-  "what has no other order": graph(
-    "float[2,4,3,5] x, float[5] g", f"t = Transpose{HEADS}(x)  a = LayerNormalization(t, g)  y = Transpose{HEADS}(a)"
-  ),
-  "a pool in an order that is not channels last": graph(
-    "float[2,4,3,5] x", f"t = Transpose{HEADS}(x)  a = MaxPool<kernel_shape=[2,2]>(t)  y = Transpose{HEADS}(a)"
-  ),
-  "pads that are not known": graph(
-    "float[2,4,3,5] x, int64[8] p", f"t = Transpose{HEADS}(x)  a = Pad(t, p)  y = Transpose{HEADS}(a)"
-  ),
-  "axes that are not known": graph(
-    "float[2,4,3,5] x, int64[1] n", f"t = Transpose{HEADS}(x)  a = ReduceSum(t, n)  y = Transpose{HEADS}(a)"
-  ),
+  "what has no other order": graph("float[2,4,3,5] x, float[5] g", between("LayerNormalization(t, g)")),
+  "a pool in an order that is not channels last": graph("float[2,4,3,5] x", between("MaxPool<kernel_shape=[2,2]>(t)")),
+  "pads that are not known": graph("float[2,4,3,5] x, int64[8] p", between("Pad(t, p)")),
+  "axes that are not known": graph("float[2,4,3,5] x, int64[1] n", between("ReduceSum(t, n)")),
   "a small one that would be a large one": graph(
     "float[2,4,3,5] x, float[2,3,4,50] z",
     f"""t = Transpose{HEADS}(x)  e = Tanh(t)  c = Concat<axis=3>(z, e)  r = ReduceSum(c, three)
@@ -113,8 +112,7 @@ def test_stays(what):
 
 
 def test_before_opset_13_a_softmax_is_over_several_axes():
-  text = f"""(float[2,4,3,5] x) => (float[A,B,C,D] y) {{
-    t = Transpose{HEADS}(x)  s = Softmax<axis=1>(t)  y = Transpose{HEADS}(s) }}"""
+  text = graph("float[2,4,3,5] x", between("Softmax<axis=1>(t)"))
   stays(model(text, 12), EARLY_TRANSPOSE)
   run_same(model(text, 13), EARLY_TRANSPOSE, into="Softmax Identity")
 
@@ -132,7 +130,8 @@ def test_random_graphs():
   generator = np.random.default_rng(1)
   changes = 0
   for _ in range(80):
-    nodes, dims, name, constants = [], [2, 3, 4, 5], "x", []
+    nodes, dims, name = [], [2, 3, 4, 5], "x"
+    constants = {"one": np.array([1]), "far": np.array([99])}
     for step in range(int(generator.integers(3, 7))):
       kind = str(
         generator.choice(["Transpose", "Transpose", "Relu", "Softmax", "Pad", "Slice", "Reduce", "Concat", "Mul"])
@@ -161,14 +160,11 @@ def test_random_graphs():
       if kind in ("Pad", "Mul"):
         inputs.append(f"a{step}")
       if held is not None:
-        constants.append(numpy_helper.from_array(held, f"a{step}"))
+        constants[f"a{step}"] = held
       nodes.append(helper.make_node(kind, inputs, [out], **attributes))
       name = out
     nodes[-1].output[0] = "y"
-    constants += [numpy_helper.from_array(np.array([number]), key) for key, number in (("one", 1), ("far", 99))]
-    values = [helper.make_tensor_value_info("x", 1, [2, 3, 4, 5]), helper.make_tensor_value_info("y", 1, dims)]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
-    original = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    original = built(nodes, "float[2,3,4,5] x", {"y": (1, dims)}, 18, weights=constants)
     before = sum(node.op_type == "Transpose" for node in nodes)
     optimized, result = run_same(original, EARLY_TRANSPOSE)
     transposes = sum(node.op_type == "Transpose" for node in optimized.graph.node)

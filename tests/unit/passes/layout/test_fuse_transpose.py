@@ -1,4 +1,4 @@
-from pass_helpers import model, parametrize, run_pass, run_same, stays
+from pass_helpers import all_attributes, model, nodes_of, parametrize, run_pass, run_same, stays
 
 from ortplugin.ops.transpose import TO_THE_END as TO
 from ortplugin.optimizer.pipeline import FUSE_TRANSPOSE
@@ -17,11 +17,17 @@ def graph(nodes, inputs, outputs, dtype="float16"):
 def windows(optimized):
   """perm, starts and ends of each FusedTranspose; without a window the perm alone."""
   found = []
-  for node in optimized.graph.node:
-    if node.op_type == "FusedTranspose":
-      given = {each.name: list(each.ints) for each in node.attribute}
-      found.append((given["perm"], given["starts"], given["ends"]) if "starts" in given else given["perm"])
+  for node in nodes_of(optimized, "FusedTranspose"):
+    given = all_attributes(node)
+    found.append((given["perm"], given["starts"], given["ends"]) if "starts" in given else given["perm"])
   return found
+
+
+def check(text, into, *wanted, changes=1, **lengths):
+  """The operators and the windows after the pass; outputs are the same."""
+  optimized, result = run_same(text, FUSE_TRANSPOSE, into=into, changes=changes, **lengths)
+  assert windows(optimized) == list(wanted)
+  return result
 
 
 @parametrize("dtype", ["float16", "float", "int64", "uint8"])
@@ -31,13 +37,11 @@ def windows(optimized):
 def test_one(dims, perm, dtype):
   out = ",".join("ABCD"[: len(perm)])
   text = graph(f"y = Transpose<perm={perm}>(x)", f"[{dims}] x", f"[{out}] y", dtype)
-  optimized, _ = run_same(text, FUSE_TRANSPOSE, into="FusedTranspose", changes=1)
-  assert windows(optimized) == [perm]
+  check(text, "FusedTranspose", perm)
 
 
 def test_without_a_perm_axes_are_reversed():
-  optimized, _ = run_same(graph("y = Transpose(x)", "[N,4,5] x", "[5,4,N] y"), FUSE_TRANSPOSE, changes=1)
-  assert windows(optimized) == [[2, 1, 0]]
+  check(graph("y = Transpose(x)", "[N,4,5] x", "[5,4,N] y"), None, [2, 1, 0])
 
 
 PARTS = {
@@ -52,10 +56,9 @@ PARTS = {
 def test_parts_behind_it(name, opset):
   nodes, shape, view = PARTS[name]
   text = graph(f"{QKV} {' '.join(nodes)}", "[N,5,3,4,6] x", "; ".join(f"{shape} {each}" for each in "qkv"))
-  optimized, result = run_same(model(text, opset), FUSE_TRANSPOSE, into=["FusedTranspose", *view] * 3, changes=1)
   bounds = [(0, 1), (1, 2), (-1, TO) if name == "Slice" else (2, 3)]
-  assert windows(optimized) == [([2, 0, 3, 1, 4], [0, 0, start, 0, 0], [TO, TO, end, TO, TO]) for start, end in bounds]
-  assert result.near_misses == ()
+  wanted = (([2, 0, 3, 1, 4], [0, 0, start, 0, 0], [TO, TO, end, TO, TO]) for start, end in bounds)
+  assert check(model(text, opset), ["FusedTranspose", *view] * 3, *wanted).near_misses == ()
 
 
 def test_parts_behind_a_reshape_that_keeps_their_axis():
@@ -87,15 +90,13 @@ def test_a_split_before_them():
   nodes = """a, b = Split<axis=2>(x, halves) y = Transpose<0,2,1>(a) t = Transpose<2,0,1>(b)
     z = Gather<axis=1>(t, i0)"""
   text = graph(nodes, "[2,5,6] x", "[2,2,5] y; [4,5] z")
-  into = "FusedTranspose FusedTranspose Squeeze"
-  optimized, _ = run_same(text, FUSE_TRANSPOSE, into=into, changes=2)
-  assert windows(optimized) == [([0, 2, 1], [0, 0, 0], [TO, TO, 2]), ([2, 0, 1], [0, 0, 2], [1, TO, 6])]
+  wanted = ([0, 2, 1], [0, 0, 0], [TO, TO, 2]), ([2, 0, 1], [0, 0, 2], [1, TO, 6])
+  check(text, "FusedTranspose FusedTranspose Squeeze", *wanted, changes=2)
 
 
 def test_two_windows_of_one_axis_are_not_put_together():
   text = graph("a = Slice(x, c1, end, c1) t = Transpose<1,0,2>(a) y = Slice(t, c1, c3, c0)", "[N,5,6] x", "[2,N,6] y")
-  optimized, _ = run_same(text, FUSE_TRANSPOSE, into="Slice FusedTranspose", N=2, changes=1)
-  assert windows(optimized) == [([1, 0, 2], [0, 1, 0], [TO, 3, TO])]
+  check(text, "Slice FusedTranspose", ([1, 0, 2], [0, 1, 0], [TO, 3, TO]), N=2)
 
 
 @parametrize(

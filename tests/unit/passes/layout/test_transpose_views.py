@@ -1,6 +1,6 @@
 import numpy as np
 from onnx import helper
-from pass_helpers import parametrize, run_same, stays
+from pass_helpers import built, parametrize, run_same, stays
 
 from ortplugin.optimizer.pipeline import TRANSPOSE_VIEWS
 
@@ -151,10 +151,7 @@ def test_random_chains():
       nodes.append(helper.make_node("Reshape", [f"t{step}", f"s{step}"], [f"r{step}"]))
       name = f"r{step}"
     nodes.append(helper.make_node("Transpose", [name], ["y"]))
-    values = [helper.make_tensor_value_info("x", 1, shape), helper.make_tensor_value_info("y", 1, dims[::-1])]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    optimized, result = run_same(made, TRANSPOSE_VIEWS)
+    optimized, result = run_same(built(nodes, {"x": (1, shape)}, {"y": (1, dims[::-1])}), TRANSPOSE_VIEWS)
     assert sum(node.op_type == "Transpose" for node in optimized.graph.node) < 2
     changes += len(result.changes)
   assert changes > 60

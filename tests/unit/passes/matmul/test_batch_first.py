@@ -1,5 +1,5 @@
 from matmul_helpers import weighted
-from pass_helpers import operators, parametrize, run_pass, same_outputs, stays
+from pass_helpers import nodes_of, operators, parametrize, run_pass, same_outputs, stays
 
 from ortplugin.optimizer.pipeline import (
   BATCH_FIRST,
@@ -11,20 +11,20 @@ from ortplugin.optimizer.pipeline import (
 )
 
 BEFORE = [FUSE_ATTENTION, DEAD_NODES, MATMUL_TO_FUSED, MATMUL_VIEWS, MATMUL_EPILOGUE]
-HEADS = """sh = Constant<value_ints=[5,6,8]>()  hd = Constant<value_ints=[2,3,5,8]>()
-  rq = Reshape({q}, sh)  tq = Transpose<perm=[1,0,2]>(rq)  hq = Reshape(tq, hd)
-  rk = Reshape({k}, sh)  tk = Transpose<perm=[1,0,2]>(rk)  hk = Reshape(tk, hd)
-  rv = Reshape({v}, sh)  tv = Transpose<perm=[1,0,2]>(rv)  hv = Reshape(tv, hd)
-  kt = Transpose<perm=[0,1,3,2]>(hk)  scores = MatMul(hq, kt)  p = Softmax(scores)  o = MatMul(p, hv)
-  to = Transpose<perm=[2,0,1,3]>(o)"""
-FIRST = "t = Transpose<perm=[1,0,2]>(x)"
-PACKED = f"""{FIRST}  m = MatMul(t, w)  a = Add(m, b)  eights = Constant<value_ints=[24,24,24]>()
-  q, k, v = Split<axis=-1>(a, eights)  {HEADS.format(q="q", k="k", v="v")}"""
-APART = f"""{FIRST}  q = MatMul(t, wq)  k = MatMul(t, wk)  v = MatMul(t, wv)  {HEADS.format(q="q", k="k", v="v")}"""
-FLAT = "rows = Constant<value_ints=[10,24]>()  r = Reshape(to, rows)  n = MatMul(r, wo)  c = Add(n, bo)"
-BACK = """sbc = Constant<value_ints=[5,2,24]>()  d = Reshape(c, sbc)  e = Transpose<perm=[1,0,2]>(d)"""
-RANK3 = """sbc = Constant<value_ints=[5,2,24]>()  r = Reshape(to, sbc)  n = MatMul(r, wo)  c = Add(n, bo)
-  e = Transpose<perm=[1,0,2]>(c)"""
+HEADS = """sh = {5,6,8}  hd = {2,3,5,8}
+  rq = Reshape(q, sh)  tq = Transpose<1,0,2>(rq)  hq = Reshape(tq, hd)
+  rk = Reshape(k, sh)  tk = Transpose<1,0,2>(rk)  hk = Reshape(tk, hd)
+  rv = Reshape(v, sh)  tv = Transpose<1,0,2>(rv)  hv = Reshape(tv, hd)
+  kt = Transpose<0,1,3,2>(hk)  scores = MatMul(hq, kt)  p = Softmax(scores)  o = MatMul(p, hv)
+  to = Transpose<2,0,1,3>(o)"""
+FIRST = "t = Transpose<1,0,2>(x)"
+PACKED = f"""{FIRST}  m = MatMul(t, w)  a = Add(m, b)  eights = {{24,24,24}}
+  q, k, v = Split<axis=-1>(a, eights)  {HEADS}"""
+APART = f"""{FIRST}  q = MatMul(t, wq)  k = MatMul(t, wk)  v = MatMul(t, wv)  {HEADS}"""
+FLAT = "rows = {10,24}  r = Reshape(to, rows)  n = MatMul(r, wo)  c = Add(n, bo)"
+BACK = """sbc = {5,2,24}  d = Reshape(c, sbc)  e = Transpose<1,0,2>(d)"""
+RANK3 = """sbc = {5,2,24}  r = Reshape(to, sbc)  n = MatMul(r, wo)  c = Add(n, bo)
+  e = Transpose<1,0,2>(c)"""
 SHAPES = {
   "w": (24, 72),
   "b": (72,),
@@ -44,7 +44,7 @@ def graph(nodes, more=""):
 
 
 def layouts(optimized):
-  (node,) = [each for each in optimized.graph.node if each.op_type == "FusedAttention"]
+  (node,) = nodes_of(optimized, "FusedAttention")
   given = {each.name: each.s.decode() for each in node.attribute if each.name.endswith("layout")}
   return [given[f"{name}_layout"] for name in "qkvy"]
 
@@ -85,9 +85,8 @@ STAY = {
   "an operand for each position": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("Add(m, b)", "Add(m, z)").replace(
       "m = MatMul", "z = Concat<axis=-1>(t, t, t)  m = MatMul")), 1),
   "an output of attention's product": (graph(f"{PACKED}  {FLAT}  {BACK}", ", f[10,24] c"), 1),
-  "another order of the rows": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("[5,2,24]", "[2,5,24]").replace(
-      "e = Transpose<perm=[1,0,2]>(d)", "h = Transpose<perm=[1,0,2]>(d)  s = Constant<value_ints = "
-      "[2, 5, 24]>()  e = Reshape(h, s)")), 1),
+  "another order of the rows": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("{5,2,24}", "{2,5,24}").replace(
+      "e = Transpose<1,0,2>(d)", "h = Transpose<1,0,2>(d)  s = {2,5,24}  e = Reshape(h, s)")), 1),
 }  # fmt: skip
 
 
@@ -103,8 +102,8 @@ def test_one_side_stays(what):
 def test_channels_that_move_stay():
   """Before the product the last axis moves: its rows are others."""
   nodes = APART.replace(
-    "t = Transpose<perm=[1,0,2]>(x)",
-    "i = Constant<value_ints=[5,24,2]>()  j = Reshape(x, i)  t = Transpose<perm=[0,2,1]>(j)",
+    "t = Transpose<1,0,2>(x)",
+    "i = {5,24,2}  j = Reshape(x, i)  t = Transpose<0,2,1>(j)",
   )
-  before, _ = run_pass(graph(f"{nodes}  {FLAT}  l = Constant<value_ints=[2,5,24]>()  e = Reshape(c, l)"), *BEFORE)
+  before, _ = run_pass(graph(f"{nodes}  {FLAT}  l = {{2,5,24}}  e = Reshape(c, l)"), *BEFORE)
   stays(before, BATCH_FIRST)

@@ -10,11 +10,11 @@ from ortplugin.optimizer.pipeline import (
 )
 
 BEFORE = [MATMUL_TO_FUSED, MATMUL_EPILOGUE]
-TO, BACK = "t = Transpose<perm=[0,2,1]>(x)", "y = Transpose<perm=[0,2,1]>({})"
+TO, BACK = "t = Transpose<0,2,1>(x)", "y = Transpose<0,2,1>({})"
 ONE = f"{TO}  c = MatMul(t, w)  d = Add(c, b)  {BACK.format('d')}"
 MLP = f"{TO}  c = MatMul(t, w)  d = Add(c, b)  e = Relu(d)  f = MatMul(e, v)  {BACK.format('f')}"
-HEADS = """t = Transpose<perm=[0,2,3,1]>(x)  c = MatMul(t, w)  d = Add(c, b)
-  y = Transpose<perm=[0,3,1,2]>(d)"""
+HEADS = """t = Transpose<0,2,3,1>(x)  c = MatMul(t, w)  d = Add(c, b)
+  y = Transpose<0,3,1,2>(d)"""
 SHAPES = {"w": (20, 36), "b": (36,), "v": (36, 18)}
 FEW = {"w": (6, 5), "b": (5,)}
 
@@ -57,7 +57,7 @@ STAY = {
   "odd channels": (graph(ONE, "2,21,24", shapes={"w": (21, 36), "b": (36,)}), "no engine"),
   "many channels": (graph(ONE, "2,514,24", shapes={"w": (514, 36), "b": (36,)}), "no engine"),
   "an operand of each row": (graph(ONE, shapes={"w": (20, 36), "b": (24, 36)}), "is not one number"),
-  "another order": (graph(HEADS.replace("[0,3,1,2]", "[0,3,2,1]"), "2,6,3,8", "2,5,8,3", FEW), ""),
+  "another order": (graph(HEADS.replace("<0,3,1,2>", "<0,3,2,1>"), "2,6,3,8", "2,5,8,3", FEW), ""),
   "a product that others read": (
     graph(MLP.replace("y = ", "u = ") + "  s = ReduceSum(e)  y = Add(u, s)", y="2,18,24"),
     "ReduceSum",

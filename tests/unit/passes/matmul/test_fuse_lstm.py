@@ -1,7 +1,7 @@
 import numpy as np
 import onnx
 from matmul_helpers import attribute, inputs_of, weighted
-from pass_helpers import model, operators, parametrize, run_pass, run_same, same_outputs, stays
+from pass_helpers import model, nodes_of, operators, parametrize, run_pass, run_same, same_outputs, stays
 
 import ortplugin
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_LSTM, LSTM_TO_TF32
@@ -26,7 +26,7 @@ SHAPES = {
   "w112": (2, 448, 8),
   "r112": (2, 448, 112),
 }
-JOINED = """t = Transpose<perm=[0,2,1,3]>(o)  s = Constant<value_ints=[0,0,-1]>()  j = Reshape(t, s)"""
+JOINED = """t = Transpose<0,2,1,3>(o)  s = {0,0,-1}  j = Reshape(t, s)"""
 
 
 def graph(nodes, outputs="f[5,3,32] y", x="f[5,3,8] x", half=True):
@@ -40,11 +40,11 @@ def lstm(inputs="x, w, r, b", attributes=f"hidden_size = 16, {BOTH}", outputs="o
   return f"{outputs} = LSTM<{attributes}>({inputs})"
 
 
-BATCH_FIRST = f"f = Transpose<perm=[1,0,2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm=[1,0,2]>(j)"
+BATCH_FIRST = f"f = Transpose<1,0,2>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<1,0,2>(j)"
 
 
 def recurrences(made):
-  return [node for node in made.graph.node if node.op_type == "FusedLSTM"]
+  return nodes_of(made, "FusedLSTM")
 
 
 def test_the_views_behind_it_are_its_own_order():
@@ -62,10 +62,10 @@ def test_the_views_behind_it_are_its_own_order():
 @parametrize(
   "views",
   [
-    "n = Constant<value_ints=[1]>()  y = Squeeze(o, n)",
-    "s = Constant<value_ints=[5,3,16]>()  y = Reshape(o, s)",
-    "t = Transpose<perm=[0,2,1,3]>(o)  s = Constant<value_ints=[0,0,-1]>()  y = Reshape(t, s)",
-    "t = Transpose<perm=[0,2,1,3]>(o)  n = Constant<value_ints=[-2]>()  y = Squeeze(t, n)",
+    "n = {1}  y = Squeeze(o, n)",
+    "s = {5,3,16}  y = Reshape(o, s)",
+    "t = Transpose<0,2,1,3>(o)  s = {0,0,-1}  y = Reshape(t, s)",
+    "t = Transpose<0,2,1,3>(o)  n = {-2}  y = Squeeze(t, n)",
   ],
 )
 def test_one_direction(direction, views):
@@ -82,8 +82,8 @@ def test_other_readers_get_the_order_of_onnx():
   assert len(recurrences(optimized)) == 1
   views = [
     f"{JOINED}  y = Concat<axis=2>(j, j)  z = Identity(o)",  # Y has another reader
-    "t = Transpose<perm=[0,2,1,3]>(o)  s = Constant<value_ints=[3,5,-1]>()  y = Reshape(t, s)",  # other rows
-    "s = Constant<value_ints=[5,3,32]>()  y = Reshape(o, s)",  # not side by side
+    "t = Transpose<0,2,1,3>(o)  s = {3,5,-1}  y = Reshape(t, s)",  # other rows
+    "s = {5,3,32}  y = Reshape(o, s)",  # not side by side
   ]
   for each, outputs in zip(views, ("f[5,3,64] y, f[5,2,3,16] z", "f[3,5,32] y", "f[5,3,32] y"), strict=True):
     found, _ = run_same(graph(f"{lstm()}  {each}", outputs), FUSE_LSTM)
@@ -121,9 +121,9 @@ def test_the_last_state_alone():
 @parametrize(
   "zeros",
   [
-    "z = float16[1] {0}  n = Constant<value_ints=[2,3,16]>()  h0 = Expand(z, n)",
-    "n = Constant<value_ints=[2,3,16]>()  h0 = ConstantOfShape<value=float16[1] {0}>(n)",
-    "n = Constant<value_ints=[4,3,16]>()  e = ConstantOfShape<value=float16[1] {0}>(n)  h0, h1 = Split(e)",
+    "z = float16[1] {0}  n = {2,3,16}  h0 = Expand(z, n)",
+    "n = {2,3,16}  h0 = ConstantOfShape<value=float16[1] {0}>(n)",
+    "n = {4,3,16}  e = ConstantOfShape<value=float16[1] {0}>(n)  h0, h1 = Split(e)",
   ],
 )
 def test_initial_states_of_zeros_are_left_out(zeros):
@@ -140,9 +140,9 @@ def test_batch_first():
 
 
 def test_several_layers_are_batch_first():
-  nodes = f"""f = Transpose<perm=[1,0,2]>(x)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
-    {lstm("j, wx, rx, bx", outputs="p")}  u = Transpose<perm=[0,2,1,3]>(p)  k = Reshape(u, s)
-    y = Transpose<perm=[1,0,2]>(k)"""
+  nodes = f"""f = Transpose<1,0,2>(x)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
+    {lstm("j, wx, rx, bx", outputs="p")}  u = Transpose<0,2,1,3>(p)  k = Reshape(u, s)
+    y = Transpose<1,0,2>(k)"""
   optimized, _ = run_same(
     graph(nodes, "f[3,5,32] y, f[2,3,16] hn", "f[3,5,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"] * 2
   )
@@ -150,16 +150,16 @@ def test_several_layers_are_batch_first():
 
 
 def test_the_last_state_of_a_batch():
-  nodes = f"f = Transpose<perm=[1,0,2]>(x)  {lstm('f, w, r, b', outputs=', hn')}"
+  nodes = f"f = Transpose<1,0,2>(x)  {lstm('f, w, r, b', outputs=', hn')}"
   run_same(graph(nodes, "f[2,3,16] hn", "f[3,5,8] x"), FUSE_LSTM, into="FusedMatMul FusedLSTM")
 
 
 @parametrize(
   "nodes, outputs, x",
   [
-    (f"f = Transpose<perm=[1,0,2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Relu(j)", "f[5,3,32] y", "f[3,5,8] x"),
-    (f"{lstm()}  {JOINED}  y = Transpose<perm=[1,0,2]>(j)", "f[3,5,32] y", "f[5,3,8] x"),
-    (f"{lstm()}  {JOINED}  y = Transpose<perm=[1,2,0]>(j)", "f[3,32,5] y", "f[5,3,8] x"),
+    (f"f = Transpose<1,0,2>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Relu(j)", "f[5,3,32] y", "f[3,5,8] x"),
+    (f"{lstm()}  {JOINED}  y = Transpose<1,0,2>(j)", "f[3,5,32] y", "f[5,3,8] x"),
+    (f"{lstm()}  {JOINED}  y = Transpose<1,2,0>(j)", "f[3,32,5] y", "f[5,3,8] x"),
   ],
 )
 def test_a_transpose_on_one_side_stays(nodes, outputs, x):
@@ -167,17 +167,17 @@ def test_a_transpose_on_one_side_stays(nodes, outputs, x):
   assert operators(optimized).count("Transpose") == 1
 
 
-IMAGE = f"""p = Transpose<perm=[0,2,1,3]>(x)  m = Constant<value_ints=[6,5,8]>()  q = Reshape(p, m)
-  f = Transpose<perm=[1,0,2]>(q)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
-  k = Transpose<perm=[1,0,2]>(j)  v = Constant<value_ints=[2,3,5,32]>()
-  a = Reshape(k, v)  y = Transpose<perm=[0,2,1,3]>(a)"""
+IMAGE = f"""p = Transpose<0,2,1,3>(x)  m = {{6,5,8}}  q = Reshape(p, m)
+  f = Transpose<1,0,2>(q)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
+  k = Transpose<1,0,2>(j)  v = {{2,3,5,32}}
+  a = Reshape(k, v)  y = Transpose<0,2,1,3>(a)"""
 
 
 def test_the_columns_of_images_are_read_where_they_lie():
   outputs = "f[2,5,3,32] y, f[2,6,16] hn"
   optimized, _ = run_same(graph(IMAGE, outputs, "f[2,5,3,8] x"), FUSE_LSTM, into="FusedMatMul FusedLSTM")
   assert attribute(recurrences(optimized)[0], "batch_first") == 1
-  rows = IMAGE.replace("[2,3,5,32]", "[3,2,5,32]")  # other images
+  rows = IMAGE.replace("{2,3,5,32}", "{3,2,5,32}")  # other images
   optimized, _ = run_same(graph(rows, "f[3,5,2,32] y", "f[2,5,3,8] x"), FUSE_LSTM)
   assert operators(optimized).count("Transpose") == 2
   read = IMAGE.replace("y = Tr", "z = Identity(a)  y = Tr")
@@ -186,7 +186,7 @@ def test_the_columns_of_images_are_read_where_they_lie():
 
 
 def test_open_lengths():
-  nodes = f"f = Transpose<perm=[1,0,2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm=[1,0,2]>(j)"
+  nodes = f"f = Transpose<1,0,2>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<1,0,2>(j)"
   original = graph(nodes, "f[batch,length,32] y", "f[batch,length,8] x")
   optimized, _ = run_pass(original, FUSE_LSTM, into="FusedMatMul FusedLSTM")
   for batch, length in ((2, 3), (1, 7)):

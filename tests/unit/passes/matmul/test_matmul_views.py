@@ -5,7 +5,7 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, MATMUL_EPILOGUE, MATMUL_TO_
 
 PASSES = (MATMUL_TO_FUSED, MATMUL_VIEWS, MATMUL_EPILOGUE, DEAD_NODES)
 WEIGHTS = {"w": (8, 6), "b": (6,)}
-TO_ROWS = "rows = Constant<value_ints=[-1,8]>()  a = Reshape(x, rows)  "
+TO_ROWS = "rows = {-1,8}  a = Reshape(x, rows)  "
 BACK = "k = Constant<value_ints=[{}]>()  y = Reshape(c, k)"
 
 
@@ -14,9 +14,9 @@ def shaped(back, x="2,3,8", y="2,3,6", product="Gemm(a, w, b)", more=""):
 
 
 # As TorchScript writes x.view(-1, K) and y.view(*x.shape[:-1], N).
-DYNAMIC = """shape = Shape(x)  zero = Constant<value_int=0>()  one = Constant<value_int=1>()
-  n = Gather(shape, zero)  m = Gather(shape, one)  axes = Constant<value_ints=[0]>()  nn = Unsqueeze(n, axes)
-  mm = Unsqueeze(m, axes)  six = Constant<value_ints=[6]>()  k = Concat<axis=0>(nn, mm, six)  """
+DYNAMIC = """shape = Shape(x)  zero = int64 {0}  one = int64 {1}
+  n = Gather(shape, zero)  m = Gather(shape, one)  axes = {0}  nn = Unsqueeze(n, axes)
+  mm = Unsqueeze(m, axes)  six = {6}  k = Concat<axis=0>(nn, mm, six)  """
 
 
 @parametrize(
@@ -69,8 +69,8 @@ def test_an_operand_of_each_row_keeps_its_place():
 
 
 def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view():
-  text = """(f[8] x) => (f[6] y) { first = Constant<value_ints=[0]>()  a = Unsqueeze(x, first)
-    c = Gemm(a, w, b)  k = Constant<value_ints=[6]>()  y = Reshape(c, k) }"""
+  text = """(f[8] x) => (f[6] y) { first = {0}  a = Unsqueeze(x, first)
+    c = Gemm(a, w, b)  k = {6}  y = Reshape(c, k) }"""
   (reason,) = run_pass(weighted(text, {"w": (8, 6), "b": (1, 6)}), *PASSES)[1].near_misses
   assert reason.reason == "'b' has more dimensions than 'y'"
 

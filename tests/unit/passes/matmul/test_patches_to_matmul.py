@@ -20,8 +20,8 @@ def network(strides="strides = [16, 8]", image="N,3,32,24", channels=3, kernel="
   weights = {"w": (24, channels, p, q), **({"b": (24,)} if bias else {}), "g": (24,), "o": (24,)}
   return weighted(
     f"""(f[{image}] x) => (f[A,B,24] y) {{ c = Conv<{strides}>(x, w{", b" if bias else ""})  {after}
-        s = Constant<value_ints=[0,24,-1]>()  r = Reshape({"d" if after else "c"}, s)
-        t = Transpose<perm=[0,2,1]>(r)  y = LayerNormalization(t, g, o) }}""",
+        s = {{0,24,-1}}  r = Reshape({"d" if after else "c"}, s)
+        t = Transpose<0,2,1>(r)  y = LayerNormalization(t, g, o) }}""",
     weights,
     half=half,
   )

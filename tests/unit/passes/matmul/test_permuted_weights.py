@@ -4,7 +4,7 @@ from pass_helpers import operators, parametrize, run_pass, same_outputs
 
 from ortplugin.optimizer.pipeline import GATED_PRODUCTS, MATMUL_EPILOGUE, MATMUL_TO_FUSED, PERMUTED_WEIGHTS
 
-LAST = "t = Transpose<perm=[0, 3, 1, 2]>(x)"
+LAST = "t = Transpose<0,3,1,2>(x)"
 
 
 def graph(nodes, y="f[N,16] y", **more):
@@ -15,7 +15,7 @@ def graph(nodes, y="f[N,16] y", **more):
 @parametrize("nodes, more", [
   (LAST + "  b = Flatten(t)  y = MatMul(b, w)", {}),
   (LAST + "  b = Flatten(t)  y = Gemm<transB=1>(b, v, c)", {"v": (16, 24), "c": (16,)}),
-  ("t = Transpose<perm=[0, 2, 1, 3]>(x)  b = Flatten(t)  c = MatMul(b, w)  y = Relu(c)", {}),
+  ("t = Transpose<0,2,1,3>(x)  b = Flatten(t)  c = MatMul(b, w)  y = Relu(c)", {}),
 ])  # fmt: skip
 def test_transposed_rows(nodes, more):
   original = graph(nodes, **more)
@@ -45,7 +45,7 @@ def test_stays(nodes, y, reason):
 
 
 @parametrize("nodes", [
-  "t = Transpose<perm=[1, 0, 2, 3]>(x)  b = Flatten<axis=2>(t)  y = MatMul(b, v)",  # rows change places
+  "t = Transpose<1,0,2,3>(x)  b = Flatten<axis=2>(t)  y = MatMul(b, v)",  # rows change places
   "b = Flatten(x)  y = MatMul(b, w)",
 ])  # fmt: skip
 def test_is_none(nodes):

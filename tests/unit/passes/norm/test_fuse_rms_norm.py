@@ -1,5 +1,17 @@
-from pass_helpers import lines, model, operators, parametrize, programs, run_pass, run_same, same_outputs, stays
+from pass_helpers import (
+  annotated,
+  lines,
+  model,
+  operators,
+  parametrize,
+  programs,
+  run_pass,
+  run_same,
+  same_outputs,
+  stays,
+)
 
+from ortplugin.graph.export import export_model
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, FUSE_RMS_NORM
 
 EPSILON = "epsilon = float {1e-6}"
@@ -7,6 +19,8 @@ TWO = "two = float {2.0}"
 SQUARE = "square = Pow(x, two)  mean = ReduceMean<axes=[-1]>(square)"
 WIDE = "wide = Cast<to=1>(x)  square = Pow(wide, two)  mean = ReduceMean<axes=[-1]>(square)"
 ROOT = "shifted = Add(mean, epsilon)  root = Sqrt(shifted)"
+START = f"{EPSILON} {TWO} {SQUARE} {ROOT}"
+IN_FLOAT = START.replace(SQUARE, WIDE)
 
 
 def graph(*nodes, dtype="float", result=""):
@@ -14,13 +28,13 @@ def graph(*nodes, dtype="float", result=""):
 
 
 FORMS = {
-  "Div": (17, [EPSILON, TWO, SQUARE, ROOT, "y = Div(x, root)"]),
+  "Div": (17, [START, "y = Div(x, root)"]),
   "Mul for the square": (17, [EPSILON, "square = Mul(x, x)  mean = ReduceMean<axes=[-1]>(square)", ROOT,
       "y = Div(x, root)"]),
-  "Reciprocal": (17, [EPSILON, TWO, SQUARE, ROOT, "inverse = Reciprocal(root)  y = Mul(x, inverse)"]),
-  "Reciprocal, swapped": (17, [EPSILON, TWO, SQUARE, ROOT, "inverse = Reciprocal(root)  y = Mul(inverse, x)"]),
-  "1 / root, as TorchScript writes rsqrt": (14, [EPSILON, TWO, "one = float {1.0}", SQUARE,
-      ROOT, "inverse = Div(one, root)  y = Mul(x, inverse)"]),
+  "Reciprocal": (17, [START, "inverse = Reciprocal(root)  y = Mul(x, inverse)"]),
+  "Reciprocal, swapped": (17, [START, "inverse = Reciprocal(root)  y = Mul(inverse, x)"]),
+  "1 / root, as TorchScript writes rsqrt": (14, [START,
+      "one = float {1.0}  inverse = Div(one, root)  y = Mul(x, inverse)"]),
   "Pow minus one half": (17, [EPSILON, TWO, "power = float {-0.5}", SQUARE,
       "shifted = Add(epsilon, mean)  inverse = Pow(shifted, power)  y = Mul(x, inverse)"]),
   "axes as an input": (18, [EPSILON, TWO, "axes = {-1}",
@@ -50,51 +64,34 @@ def test_without_epsilon():
 
 def test_in_float_between_casts():
   """Llama in fp16: the outer Casts stay, to be drawn in later."""
-  run_same(graph(
-    EPSILON, TWO, WIDE, ROOT,
-    "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to=10>(n)",
-      dtype="float16"), FUSE_RMS_NORM, into="Cast FusedLayerNorm Cast")  # fmt: skip
+  nodes = f"{IN_FLOAT} inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to=10>(n)"
+  run_same(graph(nodes, dtype="float16"), FUSE_RMS_NORM, into="Cast FusedLayerNorm Cast")
 
 
 def test_a_cast_in_each_branch():
   """The square is of one Cast, what is scaled of another, as before common subexpressions are merged."""
-  run_same(graph(
-    EPSILON, TWO, WIDE, ROOT,
-    "inverse = Reciprocal(root)  again = Cast<to=1>(x)  y = Mul(again, inverse)",
-      dtype="float16", result="float"), FUSE_RMS_NORM, into="FusedLayerNorm",
-    program=["s = Cast<to=float>(x)", "y = RMSNormalization<epsilon=1e-06>(s)"])  # fmt: skip
+  nodes = f"{IN_FLOAT} inverse = Reciprocal(root)  again = Cast<to=1>(x)  y = Mul(again, inverse)"
+  program = ["s = Cast<to=float>(x)", "y = RMSNormalization<epsilon=1e-06>(s)"]
+  run_same(graph(nodes, dtype="float16", result="float"), FUSE_RMS_NORM, into="FusedLayerNorm", program=program)
 
 
 def test_only_the_statistics_in_float():
   """T5 in fp16: x stays fp16, its mean square is computed in fp32 and cast back."""
-  run_same(graph(
-    EPSILON, TWO, WIDE, ROOT,
-    "inverse = Reciprocal(root)  narrow = Cast<to=10>(inverse)  y = Mul(x, narrow)",
-      dtype="float16"), FUSE_RMS_NORM, into="FusedLayerNorm",
-    program=["y = RMSNormalization<epsilon=1e-06>(x)"])  # fmt: skip
+  nodes = f"{IN_FLOAT} inverse = Reciprocal(root)  narrow = Cast<to=10>(inverse)  y = Mul(x, narrow)"
+  program = ["y = RMSNormalization<epsilon=1e-06>(x)"]
+  run_same(graph(nodes, dtype="float16"), FUSE_RMS_NORM, into="FusedLayerNorm", program=program)
 
 
 def test_the_cast_value_used_elsewhere():
   """Where the Cast has to stay, the norm reads what it makes."""
-  nodes = " ".join(
-    [
-      EPSILON,
-      TWO,
-      "wide = Cast<to=1>(x)  square = Pow(wide, two)",
-      "mean = ReduceMean<axes=[-1]>(square)",
-      ROOT,
-      "y = Div(wide, root)  z = Sin(wide)",
-    ]
-  )
-  original = f"(float16[N,M,8] x) => (float[N,M,8] y, z) {{ {nodes} }}"
+  original = f"(float16[N,M,8] x) => (float[N,M,8] y, z) {{ {IN_FLOAT} y = Div(wide, root)  z = Sin(wide) }}"
   _, result = run_same(original, FUSE_RMS_NORM, into="Cast FusedLayerNorm Sin")
   assert result.near_misses == ()
 
 
 @parametrize("epsilon, fused", [("1e-6", False), ("0.001953125", True)])  # a float32 number or not
 def test_epsilon_in_double(epsilon, fused):
-  nodes = [EPSILON.replace("1e-6", epsilon), TWO, SQUARE, ROOT, "y = Div(x, root)"]
-  original = model(graph(*nodes).replace("float", "double"))
+  original = model(graph(START.replace("1e-6", epsilon), "y = Div(x, root)").replace("float", "double"))
   _, result = run_same(original, FUSE_RMS_NORM, into=["FusedLayerNorm"] if fused else operators(original))
   assert fused or "epsilon, 1e-06, is no float32 number" in result.near_misses[0].reason
 
@@ -115,15 +112,10 @@ def test_the_operator_of_opset_23_in_onnx_runtime():
 
 def test_simplified_layer_normalization_of_onnx_runtime():
   """ONNX Runtime has it in the domain ai.onnx; onnx itself does not know it."""
-  from ortplugin.graph.convert import import_model
-  from ortplugin.graph.export import export_model
-  from ortplugin.model.annotate import annotate
-
   original = model(
     "(float[2,3,8] x, float[8] scale) => (float[2,3,8] y) { y = SimplifiedLayerNormalization(x, scale) }"
   )
-  graph_ = import_model(original)
-  annotate(graph_)
+  graph_ = annotated(original)
   assert len(FUSE_RMS_NORM(graph_).changes) == 1
   optimized = export_model(graph_, original)
   assert lines(programs(optimized)[0]) == ["n = RMSNormalization(x)", "y = Mul(n, gamma)"]
@@ -165,7 +157,7 @@ def test_a_value_added_to_itself():
   "nodes",
   [
     "y = com.microsoft.SkipSimplifiedLayerNormalization(u, x, gamma)",
-    f"{EPSILON} {TWO} {SQUARE} {ROOT} y = Div(x, root)",
+    f"{START} y = Div(x, root)",
   ],
 )
 def test_a_value_of_unknown_rank_stays(nodes):
@@ -176,20 +168,17 @@ def test_a_value_of_unknown_rank_stays(nodes):
 
 
 def test_the_mean_of_the_square_of_something_else_does_not_match():
-  nodes = [EPSILON, TWO, "other = Neg(x)  square = Pow(other, two)  mean = ReduceMean<axes=[-1]>(square)", ROOT]
-  stays(graph(*nodes, "y = Div(x, root)"), FUSE_RMS_NORM)
+  stays(graph("other = Neg(x)", START.replace("Pow(x", "Pow(other"), "y = Div(x, root)"), FUSE_RMS_NORM)
 
 
 def test_a_sum_instead_of_a_mean_does_not_match():
-  nodes = [EPSILON, TWO, "square = Pow(x, two)  axes = {-1}", "mean = ReduceSum(square, axes)", ROOT]
-  stays(graph(*nodes, "y = Div(x, root)"), FUSE_RMS_NORM)
+  nodes = START.replace("ReduceMean<axes=[-1]>(square)", "ReduceSum(square, axes)")
+  stays(graph("axes = {-1}", nodes, "y = Div(x, root)"), FUSE_RMS_NORM)
 
 
 def test_other_axes():
-  nodes = [EPSILON, TWO, "square = Pow(x, two)  mean = ReduceMean<axes=[1]>(square)", ROOT, "y = Div(x, root)"]
-  run_same(
-    graph(*nodes), FUSE_RMS_NORM, into="FusedLayerNorm", program=['y = RMSNormalization<epsilon=1e-06, axes="1">(x)']
-  )
+  text = graph(START.replace("-1", "1"), "y = Div(x, root)")
+  run_same(text, FUSE_RMS_NORM, into="FusedLayerNorm", program=['y = RMSNormalization<epsilon=1e-06, axes="1">(x)'])
 
 
 def test_axes_that_are_no_constant_stay():
@@ -199,8 +188,7 @@ def test_axes_that_are_no_constant_stay():
 
 
 def test_the_square_as_an_output_stays():
-  nodes = " ".join([EPSILON, TWO, SQUARE, ROOT, "y = Div(x, root)"])
-  text = f"(float[N,M,8] x) => (y, square) {{ {nodes} }}"
+  text = f"(float[N,M,8] x) => (y, square) {{ {START} y = Div(x, root) }}"
   stays(text, FUSE_RMS_NORM, "'square' is a graph output, so 'square' (Pow) has to stay")
 
 

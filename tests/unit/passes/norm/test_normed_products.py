@@ -13,20 +13,20 @@ HEADS = """heads = {2,-1,4,8}  few = {2,-1,2,8}  q4 = Reshape(q, heads)  k4 = Re
   more = {2,5,2,2,8}  three = {3}"""
 NORMS = f"qn = {NORM}(q4, gq)  kn = {NORM}(k4, gk)"
 CORE = """k3 = Unsqueeze(kn, three)  ke = Expand(k3, more)  k8 = Reshape(ke, heads)
-  v3 = Unsqueeze(v4, three)  ve = Expand(v3, more)  v8 = Reshape(ve, heads)  kt = Transpose<perm=[0,2,3,1]>(k8)
-  qh = Transpose<perm=[0,2,1,3]>(qn)  vh = Transpose<perm=[0,2,1,3]>(v8)  s = MatMul(qh, kt)  p = Softmax<axis=-1>(s)
-  a = MatMul(p, vh)  y4 = Transpose<perm=[0,2,1,3]>(a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
+  v3 = Unsqueeze(v4, three)  ve = Expand(v3, more)  v8 = Reshape(ve, heads)  kt = Transpose<0,2,3,1>(k8)
+  qh = Transpose<0,2,1,3>(qn)  vh = Transpose<0,2,1,3>(v8)  s = MatMul(qh, kt)  p = Softmax<axis=-1>(s)
+  a = MatMul(p, vh)  y4 = Transpose<0,2,1,3>(a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
 PLAIN = f"{PRODUCTS} {HEADS} {NORMS} {CORE}"
 # As Gemma 3: the heads are in front of the rows before they are normalised.
 FRONT = (
-  PLAIN.replace(f"qn = {NORM}(q4, gq)", f"qf = Transpose<perm=[0,2,1,3]>(q4)  qh = {NORM}(qf, gq)")
-  .replace("qh = Transpose<perm=[0,2,1,3]>(qn)", "")
-  .replace(f"kn = {NORM}(k4, gk)", f"kf = Transpose<perm=[0,2,1,3]>(k4)  kh = {NORM}(kf, gk)  two = {{2}}")
+  PLAIN.replace(f"qn = {NORM}(q4, gq)", f"qf = Transpose<0,2,1,3>(q4)  qh = {NORM}(qf, gq)")
+  .replace("qh = Transpose<0,2,1,3>(qn)", "")
+  .replace(f"kn = {NORM}(k4, gk)", f"kf = Transpose<0,2,1,3>(k4)  kh = {NORM}(kf, gk)  two = {{2}}")
   .replace(
     "Unsqueeze(kn, three)  ke = Expand(k3, more)", "Unsqueeze(kh, two)  wide = {2,2,2,5,8}  ke = Expand(k3, wide)"
   )
   .replace("k8 = Reshape(ke, heads)", "all = {2,4,5,8}  k8 = Reshape(ke, all)")
-  .replace("<perm=[0,2,3,1]>(k8)", "<perm=[0,1,3,2]>(k8)")
+  .replace("<0,2,3,1>(k8)", "<0,1,3,2>(k8)")
 )
 WEIGHTS = {"wq": (16, 32), "wk": (16, 16), "wv": (16, 16), "bk": (16,), "gq": (8,), "gk": (8,)}
 

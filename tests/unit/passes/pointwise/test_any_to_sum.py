@@ -52,7 +52,7 @@ def test_any_and_all(op, dtype, keepdims, axes):
 @parametrize("opset", [12, 18, 20])
 def test_opsets(opset):
   axes = "ReduceMax<keepdims=0, axes=[1,2]>(c)" if opset < 18 else "ReduceMax<keepdims=0>(c, axes)"
-  text = f"""(float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints=[1,2]>()  i = IsInf(x)
+  text = f"""(float[3,4,5] x) => (bool[3] y) {{ axes = {{1,2}}  i = IsInf(x)
     c = Cast<to=7>(i)  r = {axes}  y = Cast<to=9>(r) }}"""
   original = model(text, opset)
   optimized, _ = run_pass(original, ANY_TO_SUM, into="IsInf Cast ReduceSum Cast")
@@ -61,7 +61,7 @@ def test_opsets(opset):
 
 
 def test_of_bools():
-  optimized, _ = run_pass(model("""(bool[3,4] x) => (bool[3,1] y, bool z) { a = Constant<value_ints=[1]>()
+  optimized, _ = run_pass(model("""(bool[3,4] x) => (bool[3,1] y, bool z) { a = {1}
     y = ReduceMax(x, a)  z = ReduceMin<keepdims=0>(x) }""", 20), ANY_TO_SUM)  # fmt: skip
   assert operators(optimized).count("ReduceSum") == 2
   for x in (np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), np.ones((3, 4), bool)):
@@ -70,7 +70,7 @@ def test_of_bools():
 
 
 def test_larger_than_zero():
-  original = graph("ReduceMax<keepdims=0>(c)", end="zero = Constant<value_int=0>()  y = Greater(r, zero)")
+  original = graph("ReduceMax<keepdims=0>(c)", end="zero = int64 {0}  y = Greater(r, zero)")
   optimized, _ = run_pass(original, ANY_TO_SUM)
   assert "ReduceSum" in operators(optimized)
   for each in FEEDS:
@@ -89,8 +89,8 @@ def test_of_no_elements(op, to, changed):
 
 STAY = {
   "a number that is read": graph("ReduceMax<keepdims=0>(c)", outputs=", int64[Z] r"),
-  "compared with 1": graph("ReduceMax<keepdims=0>(c)", end="one = Constant<value_int=1>()  y = Greater(r, one)"),
-  "smaller than zero": graph("ReduceMax<keepdims=0>(c)", end="zero = Constant<value_int=0>()  y = Greater(zero, r)"),
+  "compared with 1": graph("ReduceMax<keepdims=0>(c)", end="one = int64 {1}  y = Greater(r, one)"),
+  "smaller than zero": graph("ReduceMax<keepdims=0>(c)", end="zero = int64 {0}  y = Greater(zero, r)"),
   "numbers": model("""(int64[3,4] c) => (bool y) { r = ReduceMax<keepdims=0>(c)  y = Cast<to=9>(r) }"""),
   "a sum": graph("ReduceProd<keepdims=0>(c)"),
 }

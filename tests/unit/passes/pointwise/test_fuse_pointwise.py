@@ -1,7 +1,6 @@
 import time
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, strategies as st
 from pass_helpers import (
@@ -212,8 +211,7 @@ def test_no_cycle_of_two_sets():
     f"{X}, r",
     f"{Y}, z",
   )
-  optimized, _ = run_same(text, FUSE_POINTWISE)
-  onnx.checker.check_model(onnx.load_model_from_string(optimized.SerializeToString()))
+  run_same(text, FUSE_POINTWISE)
 
 
 def test_a_graph_output_in_between_keeps_its_name():
@@ -283,11 +281,10 @@ def test_what_a_program_cannot_say_is_reported():
 def test_the_limit_and_the_names():
   original = model(graph("a = Abs(x)  b = Neg(a)  s = Softmax(b)  c = Exp(s)  y = Sin(c)"))
   original.graph.node[1].name = "negate"
-  whole, result = run_pass(original, FUSE_POINTWISE)
+  _, result = run_pass(original, FUSE_POINTWISE, into="FusedPointwise Softmax FusedPointwise")
   assert [each.nodes for each in result.changes] == [("'a' (Abs)", "negate (Neg)"), ("'c' (Exp)", "'y' (Sin)")]
   assert [each.result for each in result.changes] == ["negate (FusedPointwise)", "'y' (FusedPointwise)"]
-  _, result = run_same(original, FUSE_POINTWISE, limit=1, into="FusedPointwise Softmax Exp Sin", changes=1)
-  assert operators(whole) == ["FusedPointwise", "Softmax", "FusedPointwise"]
+  run_same(original, FUSE_POINTWISE, limit=1, into="FusedPointwise Softmax Exp Sin", changes=1)
 
 
 # ---- limits, large graphs

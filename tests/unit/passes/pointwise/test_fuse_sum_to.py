@@ -196,39 +196,37 @@ def test_it_runs_before_other_pointwise_operators_are_fused():
 # ---- what must not
 
 
-def test_a_lone_sum_stays():
-  stays(graph("y = ReduceSum(x)", "float[N,8] x", "float[1,1] y", "float c = {1}"), FUSE_SUM_TO)
-
-
-def test_a_mean_stays():
-  text = graph("p = Mul(x, x)  y = ReduceMean<axes=[1]>(p)", "float[N,8] x", "float[N,1] y", "float c = {1}")
-  stays(text, FUSE_SUM_TO)
-
-
-def test_integers_stay():
-  """ONNX Runtime's sums of integers do not wrap."""
-  text = graph("p = Mul(x, x)  y = ReduceSum(p)", "int64[N,8] x", "int64[1,1] y", "float c = {1}")
-  stays(text, FUSE_SUM_TO)
-
-
-def test_axes_that_are_not_known():
-  text = graph("p = Mul(x, x)  y = ReduceSum(p, axes)", "float[N,8] x, int64[1] axes", "float[N,1] y", "float c = {1}")
-  stays(text, FUSE_SUM_TO, "the axes 'axes' of 'y' (ReduceSum) are no constant")
-
-
-def test_no_axes_may_mean_nothing_to_do():
-  text = "p = Mul(x, x)  y = ReduceSum<noop_with_empty_axes=1>(p)"
-  stays(graph(text, "float[N,8] x", "float[N,8] y", "float c = {1}"), FUSE_SUM_TO)
-
-
-def test_an_unknown_rank():
-  text = graph(
+X = "float[N,8] x"
+STAYS = {
+  "a lone sum": ("y = ReduceSum(x)", X, "float[1,1] y"),
+  "a mean": ("p = Mul(x, x)  y = ReduceMean<axes=[1]>(p)", X, "float[N,1] y"),
+  # ONNX Runtime's sums of integers do not wrap.
+  "integers": ("p = Mul(x, x)  y = ReduceSum(p)", "int64[N,8] x", "int64[1,1] y"),
+  "axes that are not known": (
+    "p = Mul(x, x)  y = ReduceSum(p, axes)",
+    f"{X}, int64[1] axes",
+    "float[N,1] y",
+    "the axes 'axes' of 'y' (ReduceSum) are no constant",
+  ),
+  "no axes, which may mean nothing": ("p = Mul(x, x)  y = ReduceSum<noop_with_empty_axes=1>(p)", X, "float[N,8] y"),
+  "an unknown rank": (
     "v = Reshape(x, shape)  p = Mul(v, v)  y = ReduceSum<keepdims=0>(p)",
-    "float[N,8] x, int64[r] shape",
+    f"{X}, int64[r] shape",
     "float y",
-    "float c = {1}",
-  )
-  stays(text, FUSE_SUM_TO, "rank of 'p' is unknown")
+    "rank of 'p' is unknown",
+  ),
+  "a shape in floats": (
+    "s = Shape(x)  f = Cast<to=1>(s)  g = Mul(f, one)  y = ReduceSum<keepdims=0>(g)",
+    X,
+    "float y",
+  ),
+}
+
+
+@parametrize("what", STAYS)
+def test_what_stays(what):
+  nodes, inputs, outputs, *reason = STAYS[what]
+  stays(graph(nodes, inputs, outputs), FUSE_SUM_TO, *reason)
 
 
 def test_an_intermediate_that_is_a_graph_output_is_kept():
@@ -318,18 +316,7 @@ def test_two_fused_sums_of_other_shapes_stay_apart():
 
 
 def test_an_old_opset_stays():
-  text = graph("p = Mul(x, x)  y = ReduceSum<axes=[1]>(p)", "float[N,8] x", "float[N,1] y", "float c = {1}")
-  stays(model(text, 10), FUSE_SUM_TO)
-
-
-def test_a_shape_in_floats_stays():
-  text = graph(
-    "s = Shape(x)  f = Cast<to=1>(s)  g = Mul(f, half)  y = ReduceSum<keepdims=0>(g)",
-    "float[N,8] x",
-    "float y",
-    "float half = {0.5}",
-  )
-  stays(text, FUSE_SUM_TO)
+  stays(model(graph("p = Mul(x, x)  y = ReduceSum<axes=[1]>(p)", X, "float[N,1] y"), 10), FUSE_SUM_TO)
 
 
 # ---- lerp, from exporters

@@ -42,7 +42,7 @@ def test_opsets(op, opset, keepdims):
 def test_a_normalisation_as_pytorch_exports_it():
   """A row of zeros, and one whose norm is below the limit, stay what they are."""
   original = model("""(float[2,4,5] x) => (y) <float low = {1e-12}> {
-    a = Constant<value_ints=[-1]>()  n = ReduceL2(x, a)  c = Clip(n, low)  y = Div(x, c) }""", 18)  # fmt: skip
+    a = {-1}  n = ReduceL2(x, a)  c = Clip(n, low)  y = Div(x, c) }""", 18)  # fmt: skip
   optimized, _ = run_pass(original, SLOW_SUMS, FUSE_SUM_TO, FUSE_POINTWISE, into="FusedSumTo FusedPointwise")
   assert "Sqrt" in programs(optimized)[1]
   x = np.random.default_rng(3).standard_normal((2, 4, 5)).astype(np.float32)
@@ -61,7 +61,7 @@ STAY = {
   "integers": graph("ReduceSum", "[1]", "int64", y="2,4,5"),
   "double": graph("ReduceL2", "[1]", "double", y="2,4,5"),
   "weights": model("""(float[2] x) => (y) { w = float[2,3] {1, 2, 3, 4, 5, 6}
-    a = Constant<value_ints=[1]>()  n = ReduceL2<keepdims=0>(w, a)  y = Mul(x, n) }""", 18),
+    a = {1}  n = ReduceL2<keepdims=0>(w, a)  y = Mul(x, n) }""", 18),
 }  # fmt: skip
 
 

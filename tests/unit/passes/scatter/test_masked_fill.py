@@ -16,10 +16,11 @@ def fill(
   places=PLACES,
   scatter="ScatterND",
   opset=18,
+  more=("", ""),
 ):
-  return model(
-    f"({x} x, {mask} m) => ({x} y) {{ {COUNT}  {value}  {places}  {updates}  y = {scatter}(x, i, u) }}", opset
-  )
+  """`more`: inputs and outputs."""
+  nodes = f"{COUNT}  {value}  {places}  {updates}  y = {scatter}(x, i, u)"
+  return model(f"({x} x, {mask} m{more[0]}) => ({x} y{more[1]}) {{ {nodes} }}", opset)
 
 
 FORMS = {
@@ -57,12 +58,7 @@ def test_all_or_nothing_is_chosen(chosen, rng):
 
 
 def test_a_mask_over_the_first_axes():
-  original = model(
-    f"""(float[3,4,5] x, bool[3,4] m) => (float[3,4,5] y) {{ {COUNT}  {PLACES}
-      v = float {{2.5}}  five = {{5}}
-      s = Concat<axis=0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
-    18,
-  )
+  original = fill("float[3,4,5]", updates="five = {5}  s = Concat<axis=0>(count, five)  u = Expand(v, s)")
   run_same(original, MASKED_FILL, DEAD_NODES, into="Unsqueeze Where")
 
 
@@ -77,11 +73,7 @@ def test_a_mask_that_was_repeated():
 
 
 def test_a_value_at_run_time():
-  original = model(
-    f"""(float[3,4] x, bool[3,4] m, float v) => (float[3,4] y) {{ {COUNT}  {PLACES}
-      u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
-    18,
-  )
+  original = fill(value="", updates="u = Expand(v, count)", more=(", float v", ""))
   run_same(original, MASKED_FILL, DEAD_NODES, into="Where")
 
 
@@ -121,9 +113,5 @@ def test_what_is_no_masked_fill_stays(case):
 
 
 def test_the_places_are_used_elsewhere_too():
-  original = model(
-    f"""(float[3,4] x, bool[3,4] m) => (float[3,4] y, int64[N,2] i) {{ {COUNT}  {PLACES}
-      v = float {{2.5}}  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
-    18,
-  )
+  original = fill(updates="u = Expand(v, count)", more=("", ", int64[N,2] i"))
   run_same(original, MASKED_FILL, DEAD_NODES, into="NonZero Transpose Where")

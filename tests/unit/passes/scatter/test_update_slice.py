@@ -1,6 +1,5 @@
 import numpy as np
-import onnx
-from onnx_models import initializers, value_infos
+from onnx_models import all_attributes, initializers, nodes_of, value_infos
 from pass_helpers import (
   add_weights,
   assert_same_values,
@@ -40,11 +39,10 @@ def slices(model):
   """axes, constant starts and steps of each UpdateSlice."""
   given = initializers(model)
   found = []
-  for node in model.graph.node:
-    if node.op_type == "UpdateSlice":
-      attributes = {each.name: list(each.ints) for each in node.attribute}
-      axes = attributes["axes"]
-      found.append((axes, list(given.get(node.input[2], [])), attributes.get("steps", [1] * len(axes))))
+  for node in nodes_of(model, "UpdateSlice"):
+    attributes = all_attributes(node)
+    axes = attributes["axes"]
+    found.append((axes, list(given.get(node.input[2], [])), attributes.get("steps", [1] * len(axes))))
   return found
 
 
@@ -56,7 +54,6 @@ CONSTANT = {
   "a negative row": (scatter([[-1]]), ([0], [2], [1])),
   "every second row": (scatter([[0], [2]], updates="float[2,4,5]"), ([0], [0], [2])),
   "backwards": (scatter([[2], [1], [0]], updates="float[3,4,5]"), ([0], [2], [-1])),
-  "backwards past the front": (scatter([[0], [-1], [-2]], updates="float[3,4,5]"), None),
   "over the end, which wraps": (scatter([[-1], [0]], updates="float[2,4,5]"), ([0], [2], [-2])),
   "everything": (scatter([[0], [1], [2]], updates="float[3,4,5]"), ([0], [0], [1])),
   "one element": (scatter([[0, 2, 3]], updates="float[1]"), ([0, 1, 2], [0, 2, 3], [1, 1, 1])),
@@ -66,7 +63,6 @@ CONSTANT = {
   "columns of one row": (scatter([[[1, 1], [1, 2]]], updates="float[1,2,5]"), ([0, 1], [1, 1], [1, 1])),
   "columns of one row, flat": (scatter([[1, 1], [1, 2]], updates="float[2,5]"), ([0, 1], [1, 1], [1, 1])),
   "ScatterElements, a row": (elements(np.ones((1, 4, 5))), ([0], [1], [1])),
-  "ScatterElements, a column": (elements(np.full((3, 1, 5), 2), 1, updates="float[3,1,5]"), ([1], [2], [1])),
   "ScatterElements, a negative axis, int32": (
     elements(np.full((3, 4, 1), -1), -1, updates="float[3,4,1]", dtype=np.int32),
     ([2], [4], [1]),
@@ -76,22 +72,20 @@ CONSTANT = {
     ([0, 1], [1, 0], [1, 1]),
   ),
   "reduction spelled out": (scatter([[1]], opset=18, attributes='<reduction="none">'), ([0], [1], [1])),
-  "bool": (scatter([[1]], data="bool[3,4,5]", updates="bool[1,4,5]"), ([0], [1], [1])),
   "int8, opset 11": (scatter([[1]], data="int8[3,4,5]", updates="int8[1,4,5]", opset=11), ([0], [1], [1])),
-  "opset 13": (scatter([[1]], opset=13), ([0], [1], [1])),
-  "opset 24": (scatter([[1]], opset=23), ([0], [1], [1])),
+  "opset 23": (scatter([[1]], opset=23), ([0], [1], [1])),
   "a size that is open": (scatter([[1]], data="float[rows,M]", updates="float[1,M]"), ([0], [1], [1])),
 }
 
 
-@parametrize("case", [name for name, (_, found) in CONSTANT.items() if found])
+@parametrize("case", CONSTANT)
 def test_constant_indices(case):
   original, expected = CONSTANT[case]
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES, changes=1)
   assert [each for each in operators(optimized) if each != "Unsqueeze"] == ["UpdateSlice"]
   assert slices(optimized) == [expected]
   assert result.near_misses == ()
-  assert "i" not in [each.name for each in optimized.graph.initializer]
+  assert "i" not in initializers(optimized)
 
 
 NO_SLICE = {
@@ -124,26 +118,26 @@ def test_out_of_range_stays_an_error(indices):
   stays(original, UPDATE_SLICE, "is out of range for axis 0 of size 3")
 
 
-ARANGE = """(float[B,4] x, float[B,1] v) => (float[B,4] y) {{
-  zero = int64 {{0}}  one = int64 {{1}}  s = Shape(x)  b = Gather(s, zero)
-  r = Range(zero, b, one)  a = {{1}}  i = Unsqueeze(r, a)
-  y = {domain}ScatterElements<axis=1>(x, i, v) }}"""
+ARANGE = """(float[B,4] x, float[B,1] v) => (float[B,4] y) {
+  zero = int64 {0}  one = int64 {1}  s = Shape(x)  b = Gather(s, zero)
+  r = Range(zero, b, one)  a = {1}  i = Unsqueeze(r, a)
+  y = ScatterElements<axis=1>(x, i, v) }"""
 
 
 @parametrize("first", [[], [FUSE_SCATTER]])
 def test_one_update_for_each_row_at_its_own_place_is_no_slice(first):
   """x.scatter(1, arange(B).unsqueeze(1), v): on the axis it has length 1, but the index varies along another."""
-  optimized, _ = run_same(ARANGE.format(domain=""), *first, UPDATE_SLICE, B=4)
+  optimized, _ = run_same(ARANGE, *first, UPDATE_SLICE, B=4)
   assert operators(optimized)[-1] == "ScatterElements"
 
 
 def overridable(original, shape):
-  original.graph.input.append(onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, shape))
+  original.graph.input.extend(value_infos(f"int64{shape} i"))
   return original
 
 
 def test_a_constant_that_a_caller_may_override_stays():
-  stays(overridable(scatter([[1], [2]], updates="float[2,4,5]"), [2, 1]), [UPDATE_SLICE])
+  stays(overridable(scatter([[1], [2]], updates="float[2,4,5]"), [2, 1]), UPDATE_SLICE)
 
 
 def test_one_index_that_a_caller_may_override(rng):
@@ -290,7 +284,7 @@ def test_data_that_is_an_initializer(overridable, rng):
   if overridable:
     original.graph.input.extend(value_infos("float[3,4] d"))
   optimized, _ = run_same(original, UPDATE_SLICE, into="UpdateSlice")
-  assert optimized.graph.initializer[1].name == "d" or "d" in [each.name for each in optimized.graph.initializer]
+  assert "d" in initializers(optimized)
 
 
 def test_data_without_elements():

@@ -9,18 +9,8 @@ NORM = "n = LayerNormalization(x, g)"
 LAYER = f"""{NORM}  u = MatMul(n, w1)  v = Add(u, b1)  d = Div(v, root)  e = Erf(d)  f = Add(e, one)  h = Mul(v, f)
   i = Mul(h, half)  j = MatMul(i, w2)  k = Add(j, b2)  z = Add(x, k)  l = LayerNormalization(z, g)"""
 SCALARS = "float root = {1.4142135}, float one = {1}, float half = {0.5}, int64 first = {0}, int64 last = {-1}"
-WEIGHTS = ", ".join(
-  [
-    constant("w1", 8, 16),
-    constant("w2", 16, 8),
-    constant("b1", 16),
-    constant("b2", 8),
-    constant("g", 8),
-    constant("rows", 1, 6, 8),
-    constant("square", 6, 6),
-    constant("g6", 6, 8),
-  ]
-)
+SHAPES = {"w1": (8, 16), "w2": (16, 8), "b1": (16,), "b2": (8,), "g": (8,), "rows": (1, 6, 8), "square": (6, 6)}
+WEIGHTS = ", ".join(constant(name, *shape) for name, shape in {**SHAPES, "g6": (6, 8)}.items())
 
 
 def graph(nodes, y="float[N,8] y", x="float[N,6,8] x", constants="", opset=18):

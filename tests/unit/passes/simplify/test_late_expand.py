@@ -10,8 +10,9 @@ def graph(nodes, inputs, shape=(2, 1, 3, 4), y="float[2,5,3,4] y"):
   return original
 
 
+M, Y = "float[2,1,1,4] m", "float[2,1,3,4] y"
 MASK = "bool[2,1,1,4] m"
-WHERE = "zero = Constant<value_float=0.0>()  low = Constant<value_float=-65504.0>()  e = Expand(m, s)"
+WHERE = "zero = float {0.0}  low = float {-65504.0}  e = Expand(m, s)"
 VIEW = "to = {10, -1} "
 
 CASES = {
@@ -19,16 +20,16 @@ CASES = {
   "away, of named lengths": (
       graph("e = Expand(m, s)  y = Add(x, e)", "float[N,M,3,4] x, float[N,1,1,4] m", (1, 1, 3, 1),
             "float[N,M,3,4] y"), "Add"),
-  "behind": (graph(f"{WHERE}  y = Where(e, zero, low)", MASK, y="float[2,1,3,4] y"), "Where Expand"),
+  "behind": (graph(f"{WHERE}  y = Where(e, zero, low)", MASK, y=Y), "Where Expand"),
   "behind, and then away": (graph(f"{WHERE}  w = Where(e, zero, low)  y = Add(w, x)", f"{MASK}, float[2,5,3,4] x"),
                             "Where Add"),
-  "through bfloat16": (graph("e = Expand(m, s)  b = Cast<to=16>(e)  y = Cast<to=1>(b)", "float[2,1,1,4] m",
-                             y="float[2,1,3,4] y"), "Cast Cast Expand"),
-  "two of one": (graph("e = Expand(m, s)  y = Mul(e, e)", "float[2,1,1,4] m", y="float[2,1,3,4] y"),
+  "through bfloat16": (graph("e = Expand(m, s)  b = Cast<to=16>(e)  y = Cast<to=1>(b)", M,
+                             y=Y), "Cast Cast Expand"),
+  "two of one": (graph("e = Expand(m, s)  y = Mul(e, e)", M, y=Y),
                  "Mul Expand"),
   "two that make the shape together": (
       graph("e = Expand(a, s)  f = Expand(b, s)  y = Add(e, f)", "float[2,1,3,1] a, float[4] b",
-            y="float[2,1,3,4] y"), "Add"),
+            y=Y), "Add"),
   "one that others read": (
       graph("e = Expand(m, s)  y = Add(x, e)  z = Softmax(e)", "float[2,5,3,4] x, float[2,1,1,4] m",
             y="float[2,5,3,4] y, float[2,1,3,4] z"), "Expand Add Softmax"),
@@ -43,7 +44,7 @@ CASES = {
       graph(f"{VIEW} e = Expand(a, s)  v = Reshape(e, to)  f = Expand(b, s)  w = Reshape(f, to)  y = Add(v, w)",
             "float[2,5,1,4] a, float[2,5,3,1] b", (2, 5, 3, 4), y="float[10,12] y"), "Add Reshape"),
   "behind a view beside what is no Expand, and a number": (
-      graph("""one = {1}  half = Constant<value_float=0.5>()  e = Expand(m, s)
+      graph("""one = {1}  half = float {0.5}  e = Expand(m, s)
             v = Unsqueeze(e, one)  w = Unsqueeze(x, one)  y = Max(half, v, w)""", "float[4] m, float[2,5,3,4] x",
             (2, 5, 3, 4), y="float[2,1,5,3,4] y"), "Max Unsqueeze"),
   "behind a view that others read": (
@@ -62,26 +63,24 @@ def test_smaller(case):
 STAY = {
   "a Cast to bfloat16, which ONNX Runtime does not expand on the CPU": graph(
     "e = Expand(m, s)  b = Cast<to=16>(e)  t = Transpose(b)  y = Cast<to=1>(t)",
-    "float[2,1,1,4] m",
+    M,
     y="float[4,3,1,2] y",
   ),
   "a mask of Dropout, which nothing else expands": graph(
-    "e = Expand(m, s)  y, k = Dropout(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y, bool[2,1,3,4] k"
+    "e = Expand(m, s)  y, k = Dropout(e)", M, y="float[2,1,3,4] y, bool[2,1,3,4] k"
   ),
   "data of PRelu, to which its slope broadcasts": graph(
-    "e = Expand(m, s)  y = PRelu(e, x)", "float[2,1,1,4] m, float[2,1,3,4] x", y="float[2,1,3,4] y"
+    "e = Expand(m, s)  y = PRelu(e, x)", "float[2,1,1,4] m, float[2,1,3,4] x", y=Y
   ),
   "data of CastLike, whose other operand has no part in the shape": graph(
-    "e = Expand(m, s)  y = CastLike(e, x)", "float[2,1,1,4] m, float[2,1,3,4] x", y="float[2,1,3,4] y"
+    "e = Expand(m, s)  y = CastLike(e, x)", "float[2,1,1,4] m, float[2,1,3,4] x", y=Y
   ),
   "data of BiasGelu, whose bias does not broadcast": graph(
     "e = Expand(m, s)  y = com.microsoft.BiasGelu(e, x)", "float[1] m, float[4] x", (4,), "float[4] y"
   ),
-  "for what is not pointwise": graph("e = Expand(m, s)  y = Softmax(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y"),
-  "what others read": graph(
-    "e = Expand(m, s)  y = Neg(e)  z = Softmax(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y, z"
-  ),
-  "an output": graph("e = Expand(m, s)  y = Neg(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y, e"),
+  "for what is not pointwise": graph("e = Expand(m, s)  y = Softmax(e)", M, y=Y),
+  "what others read": graph("e = Expand(m, s)  y = Neg(e)  z = Softmax(e)", M, y="float[2,1,3,4] y, z"),
+  "an output": graph("e = Expand(m, s)  y = Neg(e)", M, y="float[2,1,3,4] y, e"),
   "a view of an Expand beside what has none": graph(
     f"{VIEW} e = Expand(a, s)  v = Reshape(e, to)  y = Add(v, b)",
     "float[2,5,1,4] a, float[10,1] b",
@@ -98,7 +97,7 @@ STAY = {
     f"{VIEW} v = Reshape(a, to)  w = Reshape(b, to)  y = Add(v, w)", "float[2,5,3,4] a, b", y="float[10,12] y"
   ),
   "before a Transpose, what others read": graph(
-    "e = Expand(m, s)  y = Transpose(e)  z = Softmax(e)", "float[2,1,1,4] m", y="float[4,3,1,2] y, float[2,1,3,4] z"
+    "e = Expand(m, s)  y = Transpose(e)  z = Softmax(e)", M, y="float[4,3,1,2] y, float[2,1,3,4] z"
   ),
   "before a Transpose, lengths that are not known": model("""(float[N,1] m, int64[2] s) => (float[A,B] y) {
       e = Expand(m, s)  y = Transpose(e) }"""),
