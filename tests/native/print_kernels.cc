@@ -55,9 +55,10 @@ int main(int, char** arguments) {
     MatMulNode product = MatMulNode::Read(node, node.string_attribute("program"));
     product.constant_weights = node.constant()[1];
     product.constant_operands.assign(node.constant().begin() + 2, node.constant().end());
-    Contraction problem = product.Fit(node.shapes()).contraction;
-    if (product.gated) problem = product.WithGateOf(problem);
-    return PrintAll(*product.program, problem, device), 0;
+    const MatMulProblem problem = product.Fit(node.shapes());
+    if (problem.is_apart) return 0;
+    const Contraction& alone = problem.contraction;
+    return PrintAll(*product.program, product.gated ? product.WithGateOf(alone) : alone, device), 0;
   }
   if (node.op() == "FusedAttention") {
     const AttentionAttributes attributes = AttentionAttributes::Parse(node);
